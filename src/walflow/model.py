@@ -1,0 +1,223 @@
+"""The nouns: positions, names, columns, schemas, spans and phases.
+
+Values only. They are frozen, hashable, picklable (Spark executors receive them), and know
+nothing of connections, files or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+__all__ = [
+    "ChangeType",
+    "Column",
+    "Lsn",
+    "Phase",
+    "PgType",
+    "ReplicaIdentity",
+    "Span",
+    "TableName",
+    "TableSchema",
+    "quote_identifier",
+]
+
+
+class Lsn(int):
+    """A position in the write-ahead log: an integer that prints as Postgres prints it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read Postgres's form, ``16/B374D848``."""
+        high, slash, low = text.partition("/")
+        if not slash:
+            raise ValueError(f"not a log position: {text!r} (expected a form like 16/B374D848)")
+        return cls((int(high, 16) << 32) | int(low, 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+
+    def __repr__(self) -> str:
+        return f"Lsn({self})"
+
+
+def quote_identifier(name: str) -> str:
+    """A name as SQL needs it, in Postgres's double quotes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    schema: str
+    name: str
+
+    @property
+    def quoted(self) -> str:
+        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+class ReplicaIdentity(StrEnum):
+    """What Postgres logs of the old row of an update or delete (pg_class.relreplident)."""
+
+    DEFAULT = "d"
+    INDEX = "i"
+    FULL = "f"
+    NOTHING = "n"
+
+
+class ChangeType(StrEnum):
+    """The values of the change log's ``_change_type`` column."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A Postgres type, reduced to what decides the form of its values.
+
+    Domains are resolved: ``oid`` is the declared type, ``base`` the type whose text and binary
+    forms the values have, ``typmod`` the modifier that applies to that base.
+    """
+
+    name: str
+    """As Postgres prints it, modifiers included: ``numeric(12,2)``, ``mood[]``."""
+    oid: int
+    base: int
+    typmod: int = -1
+    element: PgType | None = None
+    """The element type, for arrays and domains over arrays."""
+    delimiter: str = ","
+    """What separates the elements in this array's text form (``;`` for box[])."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "oid": self.oid,
+            "base": self.base,
+            "typmod": self.typmod,
+            "element": None if self.element is None else self.element.to_dict(),
+            "delimiter": self.delimiter,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        element = raw["element"]
+        return cls(**{**raw, "element": None if element is None else cls.from_dict(element)})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: PgType
+    spark_type: str
+    """The column's type in the change log and in destinations, as Spark DDL: ``decimal(12,2)``."""
+    nullable: bool = True
+    position: int = 0
+    """pg_attribute.attnum: what stays the same when a column is renamed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type.to_dict(),
+            "spark_type": self.spark_type,
+            "nullable": self.nullable,
+            "position": self.position,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(**{**raw, "type": PgType.from_dict(raw["type"])})
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The published form of a table from one log position on."""
+
+    oid: int
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    """Names of the columns that identify a row, in column order. Empty: only the whole row does."""
+    replica_identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
+    version: Lsn = Lsn(0)
+    """The first position at which rows had this form."""
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.name in self.key)
+
+    @property
+    def identity_columns(self) -> tuple[Column, ...]:
+        """The columns by which an old row is found: the key, or for keyless tables all."""
+        return self.key_columns or self.columns
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def same_form(self, other: TableSchema) -> bool:
+        """Whether rows of both can stand in one file: all but the version is equal."""
+        return replace(self, version=other.version) == other
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "oid": self.oid,
+            "schema": self.name.schema,
+            "name": self.name.name,
+            "columns": [column.to_dict() for column in self.columns],
+            "key": list(self.key),
+            "replica_identity": self.replica_identity.value,
+            "version": int(self.version),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            oid=raw["oid"],
+            name=TableName(raw["schema"], raw["name"]),
+            columns=tuple(Column.from_dict(column) for column in raw["columns"]),
+            key=tuple(raw["key"]),
+            replica_identity=ReplicaIdentity(raw["replica_identity"]),
+            version=Lsn(raw["version"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The stretch ``(after, upto]`` of the log; both ends are ends of transactions."""
+
+    after: Lsn
+    upto: Lsn
+
+    def __post_init__(self) -> None:
+        if self.upto < self.after:
+            raise ValueError(f"a span cannot end ({self.upto}) before it begins ({self.after})")
+
+    def __str__(self) -> str:
+        return f"({self.after}, {self.upto}]"
+
+
+class Phase(StrEnum):
+    """Where a table stands on its way from unknown to followed."""
+
+    INIT = "Init"
+    DATA_SYNC = "DataSync"
+    FINISHED_COPY = "FinishedCopy"
+    SYNC_WAIT = "SyncWait"
+    CATCHUP = "Catchup"
+    SYNC_DONE = "SyncDone"
+    READY = "Ready"
+    ERRORED = "Errored"
