@@ -1,0 +1,72 @@
+# The front door. `make` alone says what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+# $(call heading,text): what runs now, easy to find in a long log.
+heading = @printf '\n== %s ==\n' '$(1)'
+
+.PHONY: help setup demo test lint types format pytest bench lock clean
+
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "; print "Targets (pass options as ARGS=\"…\"):"} \
+	  /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything in the lock (done once; other targets do it too)
+
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml tools/make-venv
+	@tools/make-venv $(VENV)
+	@touch $@
+
+demo: $(STAMP) ## A live shop in an embedded Postgres, replicated to Iceberg (ARGS="--seconds 10")
+	@exec $(BIN)/walflow demo $(ARGS)
+
+test: lint types pytest ## Lint, format check, types, import borders and all tests
+
+lint: $(STAMP) ## Ruff (rules and format) and the import borders
+	$(call heading,ruff check)
+	@$(BIN)/ruff check .
+	$(call heading,ruff format --check)
+	@$(BIN)/ruff format --check .
+	$(call heading,import borders)
+	@$(BIN)/lint-imports --no-cache --no-logo
+
+types: $(STAMP) ## mypy, strict, tests included
+	$(call heading,mypy --strict)
+	@$(BIN)/mypy
+
+pytest: $(STAMP) ## The tests alone (ARGS="tests/test_config.py -k secret")
+	$(call heading,pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+format: $(STAMP) ## Format, and fix what ruff can fix
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## Benchmarks (ARGS="capture --json", ARGS="copy")
+	@exec $(BIN)/walflow bench $(ARGS)
+
+# No index or machine name gets into the locks, so that pip and uv use whatever mirror you have.
+LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --quiet \
+	--no-emit-index-url --no-emit-find-links
+lock: $(STAMP) ## Renew the lock files from pyproject.toml (ARGS="--upgrade" or "--upgrade-package x")
+	@export UV_CUSTOM_COMPILE_COMMAND='make lock' && \
+	$(BIN)/uv pip compile $(LOCK_OPTIONS) $(ARGS) --all-extras --group build \
+	  pyproject.toml -o requirements.lock && \
+	$(BIN)/uv pip compile $(LOCK_OPTIONS) --group build -c requirements.lock \
+	  -o requirements-build.lock && \
+	if grep -nE '://|^-' requirements.lock requirements-build.lock; then \
+	  echo 'error: the lines above tie the lock to a host or a folder' >&2; exit 1; fi
+
+clean: ## Remove .venv, caches and build leftovers
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  spark-warehouse metastore_db derby.log
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
