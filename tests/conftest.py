@@ -1,0 +1,146 @@
+"""Real servers and fresh databases for every test that wants them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from walflow.errors import PostgresMissing
+from walflow.model import quote_identifier
+from walflow.testing.postgres import EmbeddedPostgres
+
+SUPPORTED_VERSIONS = (14, 15, 16, 17, 18)
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A fresh, empty database on a running server."""
+
+    server: EmbeddedPostgres
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return self.server.uri_for(self.name)
+
+    def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        return self.server.connect(self.name, **options)
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run the statements one by one, each its own transaction; the last one's rows."""
+        with self.connect() as connection:
+            for statement in statements:
+                cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def replicator(self, *grants: str) -> str:
+        """The URI of a new role with LOGIN and REPLICATION, and what the grants give it.
+
+        In the grants, ``{role}`` stands for the role's quoted name. It goes with the database.
+        """
+        role = f"{self.name}_role_{next(_numbers)}"
+        self.execute(
+            f"CREATE ROLE {quote_identifier(role)} LOGIN REPLICATION PASSWORD 'p@ss:w/rd'",
+            *(grant.format(role=quote_identifier(role)) for grant in grants),
+        )
+        return self.server.uri_for(self.name, user=role, password="p@ss:w/rd")
+
+
+ServerFactory = Callable[[int | None], EmbeddedPostgres]
+
+
+@pytest.fixture(scope="session")
+def start_postgres() -> Iterator[ServerFactory]:
+    """Gives the session's server of a version (None: the newest), started when first asked."""
+    servers: dict[int, EmbeddedPostgres] = {}
+
+    def start(version: int | None) -> EmbeddedPostgres:
+        try:
+            server = EmbeddedPostgres(version)
+        except PostgresMissing as missing:
+            if version is None:
+                raise
+            pytest.skip(f"{missing} {missing.hint}")
+        if server.version not in servers:
+            server.start()
+            servers[server.version] = server
+        started = servers[server.version]
+        # A test that stopped the shared server must not fail the ones after it.
+        started.start()
+        return started
+
+    yield start
+    for server in servers.values():
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres(start_postgres: ServerFactory) -> EmbeddedPostgres:
+    """The newest server on this machine, shared by the whole session."""
+    return start_postgres(None)
+
+
+@pytest.fixture(params=SUPPORTED_VERSIONS, ids="postgres{}".format)
+def any_postgres(request: pytest.FixtureRequest, start_postgres: ServerFactory) -> EmbeddedPostgres:
+    """Each supported version in turn; versions that are missing here are skipped."""
+    version: int = request.param
+    return start_postgres(version)
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh database on the newest server; it and its slots are dropped afterwards."""
+    yield from fresh_database(postgres)
+
+
+@pytest.fixture
+def any_database(any_postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh database on each supported version in turn."""
+    yield from fresh_database(any_postgres)
+
+
+def fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
+    """Make a database, hand it out, and drop it with its slots and roles."""
+    name = f"walflow_{os.getpid()}_{next(_numbers)}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {quote_identifier(name)}")
+    yield Database(server, name)
+    server.start()
+    with server.connect() as connection:
+        drop_database(connection, name)
+
+
+def drop_database(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = %s AND pid <> pg_backend_pid()",
+            [name],
+        )
+        try:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = %s",
+                [name],
+            )
+            connection.execute(f"DROP DATABASE {quote_identifier(name)} WITH (FORCE)")
+            break
+        except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+            # A walsender that was just told to end still holds its slot, or dropped it itself.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    for (role,) in connection.execute(
+        "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)", [name + "_role_"]
+    ).fetchall():
+        connection.execute(f"DROP ROLE {quote_identifier(role)}")
