@@ -1,0 +1,45 @@
+"""Text without its secrets: what may be printed, logged and put into errors."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["MASK", "is_secret_name", "redacted"]
+
+MASK = "***"
+
+_SENSITIVE_WORD = (
+    r"(?:password|passwd|passphrase|pwd|secret|token|credential|"
+    r"(?:access|private|account|api)[-_.]?key)"
+)
+_SENSITIVE_NAME = re.compile(_SENSITIVE_WORD, re.IGNORECASE)
+
+# Repeats of what may come before a match are bounded, so that long texts cost linear time.
+_SCHEME = r"[a-z][a-z0-9+.\-]{0,20}://"
+# A password that was not percent-encoded may have @, / or spaces in it, so hide up to the last @:
+# within a word of running text, or of everything where the text begins as a URI.
+_USER_INFO = re.compile(rf"({_SCHEME}[^:/?#@\s]*):\S*@", re.IGNORECASE)
+_USER_INFO_OF_WHOLE = re.compile(rf"\A(\s*{_SCHEME}[^:/?#@\s]*):.*@", re.IGNORECASE | re.DOTALL)
+
+_ASSIGNMENT = rf"([\w.\-]{{0,40}}{_SENSITIVE_WORD}[\w.\-]{{0,40}}\s*=\s*)"
+_IN_QUERY = re.compile(rf"(?<=[?&]){_ASSIGNMENT}[^&\s]+", re.IGNORECASE)
+_QUOTED = r"'(?:[^'\\]|\\.)*(?:'|\Z)"
+_IN_CONNINFO = re.compile(
+    rf"{_ASSIGNMENT}(?!\*\*\*(?:[&\s]|\Z))(?:{_QUOTED}|(?:\\.|\S)+)", re.IGNORECASE | re.DOTALL
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting of this name is likely to hold a secret (``s3.secret-access-key``)."""
+    return _SENSITIVE_NAME.search(name) is not None
+
+
+def redacted(uri: str) -> str:
+    """The URI, libpq conninfo (``host=… password=…``) or running text with passwords masked.
+
+    It may hide more than it must (where a URI is malformed), never less. Safe to repeat.
+    """
+    text = _USER_INFO_OF_WHOLE.sub(rf"\1:{MASK}@", uri)
+    text = _USER_INFO.sub(rf"\1:{MASK}@", text)
+    text = _IN_QUERY.sub(rf"\1{MASK}", text)
+    return _IN_CONNINFO.sub(rf"\1{MASK}", text)
