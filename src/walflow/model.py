@@ -7,11 +7,12 @@ nothing of connections, files or Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
 __all__ = [
+    "ChangeStats",
     "ChangeType",
     "Column",
     "Lsn",
@@ -79,6 +80,41 @@ class ChangeType(StrEnum):
     UPDATE = "update"
     DELETE = "delete"
     TRUNCATE = "truncate"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeStats:
+    """What a stretch of one table's changes holds: decides how it must be applied."""
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    key_changes: int = 0
+    """Updates that say which row they replace, because its identity changed."""
+    unchanged: bool = False
+    """Whether any row lacks values that Postgres did not send."""
+    exact: bool = False
+    """Whether any row has values that the columns' types cannot hold."""
+    last_truncate: tuple[int, int] | None = None
+    """Position and order of the last truncate."""
+
+    @property
+    def rows(self) -> int:
+        return self.inserts + self.updates + self.deletes + self.truncates
+
+    def __add__(self, other: ChangeStats) -> ChangeStats:
+        truncates = [at for at in (self.last_truncate, other.last_truncate) if at is not None]
+        return ChangeStats(
+            inserts=self.inserts + other.inserts,
+            updates=self.updates + other.updates,
+            deletes=self.deletes + other.deletes,
+            truncates=self.truncates + other.truncates,
+            key_changes=self.key_changes + other.key_changes,
+            unchanged=self.unchanged or other.unchanged,
+            exact=self.exact or other.exact,
+            last_truncate=max(truncates, default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +205,16 @@ class TableSchema:
         return next(column for column in self.columns if column.name == name)
 
     def same_form(self, other: TableSchema) -> bool:
-        """Whether rows of both can stand in one file: all but the version is equal."""
-        return replace(self, version=other.version) == other
+        """Whether rows of both can stand in one file and one table.
+
+        What only the catalog knows (nullability, attribute numbers) does not change the form.
+        """
+        return self._form == other._form
+
+    @property
+    def _form(self) -> tuple[object, ...]:
+        columns = [(column.name, column.spark_type, column.type.base) for column in self.columns]
+        return (self.oid, self.name, self.key, self.replica_identity, tuple(columns))
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,214 @@
+"""Who reads the source's log: the bulk path for a backlog, then the walsender, and again after
+every lost connection, until told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+import tenacity
+
+from walflow.changelog import ChangeLog
+from walflow.errors import SourceError, WalflowError
+from walflow.model import Lsn
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.writing import LogWriter
+from walflow.source.backlog import Backlog, advance_slot, backlog_bytes
+from walflow.source.connection import connect
+from walflow.source.wire import Replication
+
+__all__ = ["Receiver", "Source"]
+
+_HAND_OVER_BYTES = 4 << 20
+_LIVE_SECONDS = 0.05
+_ADVANCE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
+_ADVANCE_BULK_BYTES = 1 << 30
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is read: as far as the receiving end needs to know it."""
+
+    uri: str
+    slot: str
+    publication: str
+    application_name: str
+    backlog_bytes: int
+
+
+class Receiver:
+    """The receiving thread."""
+
+    def __init__(
+        self, source: Source, log: ChangeLog, writer: LogWriter, metrics: PipelineMetrics
+    ) -> None:
+        self._source = source
+        self._log = log
+        self._writer = writer
+        self._metrics = metrics
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="walflow-receive", daemon=True)
+        self.error: BaseException | None = None
+        self.wal_end = log.end
+        """How far the source's log reached when last heard of."""
+        self.streaming = threading.Event()
+        """Set while the walsender's stream is being read."""
+        self._asked = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End reading, make durable what came, acknowledge it. Repeats safely."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._writer.stop()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if it ended by itself."""
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_can_retry),
+            wait=tenacity.wait_exponential_jitter(initial=0.2, max=30),
+            sleep=self._sleep,
+            before_sleep=self._tell,
+            stop=tenacity.stop_when_event_set(self._stop),
+            reraise=True,
+        )
+        try:
+            while not self._stop.is_set():
+                # Success is any time that data flowed: the waiting starts anew after it.
+                retrying(self._connect_and_follow)
+        except BaseException as error:  # raised again by check() in the caller's thread
+            if not self._stop.is_set():
+                self.error = error
+
+    def _sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        self._metrics.worker_failed("receive", error)
+        _logger.warning(
+            "the source cannot be read; trying again",
+            error=str(error),
+            attempt=state.attempt_number,
+            seconds=round(state.next_action.sleep, 1) if state.next_action else None,
+        )
+
+    def _connect_and_follow(self) -> None:
+        self._writer.reset()
+        self._read_backlog()
+        if self._stop.is_set():
+            return
+        source = self._source
+        replication = Replication(source.uri, application_name=source.application_name)
+        try:
+            replication.start(source.slot, self._log.end, source.publication)
+            self.streaming.set()
+            began = time.monotonic()
+            try:
+                self._follow(replication)
+            except WalflowError as error:
+                # After a good while of streaming, the next attempt is a first one.
+                if error.retry and time.monotonic() - began > 60:
+                    _logger.warning("the source's stream ended; connecting anew", error=str(error))
+                    return
+                raise
+            self._writer.wait_durable()
+            replication.durable = self._writer.durable
+            replication.stop()
+        finally:
+            self.streaming.clear()
+            replication.close()
+
+    def _follow(self, replication: Replication) -> None:
+        writer = self._writer
+        while not self._stop.is_set():
+            writer.check()
+            replication.durable = writer.durable
+            if not self._has_room():
+                # Not reading is what makes the source wait; saying so keeps the connection.
+                self._metrics.memory_backpressure.set(1)
+                replication.keep_alive()
+                self._stop.wait(_PAUSE_SECONDS)
+                continue
+            self._metrics.memory_backpressure.set(0)
+            frames = replication.read(_HAND_OVER_BYTES, _LIVE_SECONDS)
+            self.wal_end = max(self.wal_end, replication.wal_end, replication.received)
+            if frames is not None:
+                writer.put(frames)
+            elif writer.idle and not replication.pending:
+                self._advance_idle(replication)
+            self._count(replication)
+
+    def _count(self, replication: Replication) -> None:
+        self._metrics.status_updates.inc(replication.status_updates)
+        replication.status_updates = 0
+        self._metrics.received_lag_bytes.set(max(0, self.wal_end - replication.received))
+        self._metrics.flush_lag_bytes.set(max(0, self.wal_end - self._writer.durable))
+
+    def _advance_idle(self, replication: Replication) -> None:
+        """Without changes of ours, the log of a busy server must not be kept for us."""
+        now = time.monotonic()
+        if now - self._asked >= 1.0:
+            # The answer says how far the server has looked without finding anything for us.
+            self._asked = now
+            replication.send_status(ask_for_reply=True)
+        if replication.wal_end > self._writer.durable:
+            self._writer.advance(replication.wal_end)
+
+    def _has_room(self) -> bool:
+        return self._writer.has_room and self._log.has_room
+
+    def _read_backlog(self) -> None:
+        source = self._source
+        with connect(source.uri, application_name=source.application_name) as connection:
+            if backlog_bytes(connection, self._log.end) < source.backlog_bytes:
+                return
+            advance_slot(connection, source.slot, self._log.end)
+            with Backlog(
+                source.uri,
+                slot=source.slot,
+                publication=source.publication,
+                application_name=source.application_name,
+            ) as backlog:
+                _logger.info("reading the backlog in bulk", position=str(self._log.end))
+                acknowledged = self._log.end
+                while not (self._stop.is_set() or backlog.exhausted):
+                    self.wal_end = _current_position(connection)
+                    for frames in backlog.chunk(self.wal_end, _HAND_OVER_BYTES):
+                        self._writer.put(frames)
+                        while not self._has_room() and not self._stop.is_set():
+                            self._writer.check()
+                            self._stop.wait(_PAUSE_SECONDS)
+                        if self._stop.is_set():
+                            break
+                    if self._writer.durable - acknowledged > _ADVANCE_BULK_BYTES:
+                        acknowledged = self._writer.durable
+                        advance_slot(connection, source.slot, acknowledged)
+            # The walsender continues exactly where the bulk path became durable.
+            self._writer.wait_durable()
+            advance_slot(connection, source.slot, self._writer.durable)
+
+
+def _current_position(connection: psycopg.Connection) -> Lsn:
+    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def _can_retry(error: BaseException) -> bool:
+    if isinstance(error, psycopg.OperationalError):
+        return True
+    return isinstance(error, SourceError) and error.retry

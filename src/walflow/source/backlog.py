@@ -1,0 +1,201 @@
+"""The bulk path: a long backlog, read through SQL at a multiple of the walsender's speed.
+
+A temporary copy of the slot serves as the read cursor. Each chunk is one
+``COPY (SELECT data FROM pg_logical_slot_get_binary_changes(…)) TO STDOUT``: the server decodes a
+stretch of the log at once and sends it without a system call a message. The main slot moves on
+only over what is durable, so a crash at any point repeats, and never skips. Where the bulk path
+ends (always behind a commit) the walsender takes over at exactly that position.
+
+It does not suit everything: the server materialises a chunk before it sends the first row, and
+begins each chunk at the oldest running transaction. So a transaction that takes the server too
+long, or one that stays open over several chunks, ends the bulk path early; the walsender then
+reads the rest.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import pq, sql
+
+from walflow.errors import ConnectionLost
+from walflow.model import Lsn
+from walflow.source.connection import Session, connect, source_errors
+from walflow.source.frames import BULK_HEADER, FrameBuffer, Frames
+from walflow.source.refusals import refusal
+from walflow.source.values import SESSION_OPTIONS
+from walflow.source.wire import output_options
+
+__all__ = ["Backlog", "advance_slot", "backlog_bytes"]
+
+_CHUNK_MESSAGES = 200_000
+_CHUNK_LOG_BYTES = 256 << 20
+_FIRST_ROW_SECONDS = 60.0
+"""A chunk that the server has not prepared by then holds a transaction too large to materialise."""
+_STALE_CHUNKS = 4
+"""How many chunks the oldest running transaction may stay behind before the walsender is better."""
+_SIGNATURE_SIZE = 19
+_OPTIONS = (
+    "-c work_mem=128MB -c logical_decoding_work_mem=256MB -c statement_timeout=0 "
+    "-c idle_in_transaction_session_timeout=0"
+)
+
+
+@source_errors("measure the backlog")
+def backlog_bytes(connection: Session, position: Lsn) -> int:
+    """How much log the server has behind this position."""
+    row = connection.execute(
+        "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), %s::pg_lsn)::int8", [str(position)]
+    ).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+@source_errors("acknowledge what is durable")
+def advance_slot(
+    connection: Session, slot: str, position: Lsn
+) -> None:
+    """Tell Postgres that all up to the position is durable here. Moving back is no error."""
+    connection.execute(
+        """
+        SELECT pg_replication_slot_advance(slot_name, %(to)s::pg_lsn)
+        FROM pg_replication_slots
+        WHERE slot_name = %(slot)s AND confirmed_flush_lsn < %(to)s::pg_lsn
+        """,
+        {"slot": slot, "to": str(position)},
+    )
+
+
+class Backlog:
+    """A read cursor over a slot's backlog. Used by one thread; the main slot must be idle."""
+
+    def __init__(self, uri: str, *, slot: str, publication: str, application_name: str) -> None:
+        self._connection = connect(
+            uri, application_name=application_name, options=f"{SESSION_OPTIONS} {_OPTIONS}"
+        )
+        self._publication = publication
+        self._cursor = f"{slot[:48]}_bulk_{self._connection.info.backend_pid}"
+        with source_errors("copy the slot for reading in bulk"):
+            self._connection.execute(
+                "SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, self._cursor]
+            )
+        self.exhausted = False
+        """No chunk is worth reading any more: hand over to the walsender."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The temporary slot goes with its session. Repeats safely."""
+        self._connection.close()
+
+    def chunk(self, upto: Lsn, max_bytes: int) -> Iterator[Frames]:
+        """Read the next stretch of the log, to about ``upto``, in hand-overs of ``max_bytes``.
+
+        Ends behind a commit. Sets ``exhausted`` when nothing more is to be had this way.
+        """
+        began = self._cursor_position()
+        limit = min(upto, Lsn(began[0] + _CHUNK_LOG_BYTES))
+        if not self._send(limit):
+            self.exhausted = True
+            return
+        pgconn = self._connection.pgconn
+        buffer = FrameBuffer(BULK_HEADER)
+        get = pgconn.get_copy_data
+        messages = 0
+        try:
+            size, row = get(0)
+            if size > _SIGNATURE_SIZE:
+                buffer.data += row[_SIGNATURE_SIZE:]
+                buffer.lengths.append(size - _SIGNATURE_SIZE)
+                if size - _SIGNATURE_SIZE <= BULK_HEADER:
+                    buffer = FrameBuffer(BULK_HEADER)  # an empty result: signature and trailer
+            data, append = buffer.data, buffer.lengths.append
+            size, row = get(0)
+            while size > 0:
+                if size > BULK_HEADER:
+                    data += row
+                    append(size)
+                    if len(data) >= max_bytes:
+                        messages += len(buffer.lengths)
+                        frames = buffer.cut(partial=True)
+                        messages -= len(buffer.lengths)
+                        if frames is not None:
+                            yield frames
+                        data, append = buffer.data, buffer.lengths.append
+                size, row = get(0)
+        except psycopg.Error as error:
+            raise ConnectionLost(f"the bulk read of the log broke: {error}") from error
+        self._finish()
+        messages += len(buffer.lengths)
+        frames = buffer.cut(partial=True)
+        if frames is not None:
+            yield frames
+        ended = self._cursor_position()
+        behind = ended[0] - ended[1]
+        self.exhausted = (
+            ended[0] >= upto or messages == 0 or behind > _STALE_CHUNKS * _CHUNK_LOG_BYTES
+        )
+
+    @source_errors("see how far the bulk read has come")
+    def _cursor_position(self) -> tuple[Lsn, Lsn]:
+        """How far the cursor has read, and from where the server must decode for it."""
+        row = self._connection.execute(
+            "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_replication_slots "
+            "WHERE slot_name = %s",
+            [self._cursor],
+        ).fetchone()
+        assert row is not None
+        return Lsn.parse(str(row[0])), Lsn.parse(str(row[1]))
+
+    def _send(self, upto: Lsn) -> bool:
+        """Start a chunk's COPY. False if the server cannot prepare it in time."""
+        options = [
+            part for name, value in output_options(self._publication).items() for part in (name, value)
+        ]
+        query = sql.SQL(
+            "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, {}, {}, {})) "
+            "TO STDOUT (FORMAT binary)"
+        ).format(
+            self._cursor, str(upto), _CHUNK_MESSAGES, sql.SQL(", ").join(map(sql.Literal, options))
+        )
+        pgconn = self._connection.pgconn
+        pgconn.send_query(query.as_bytes(self._connection))
+        deadline = time.monotonic() + _FIRST_ROW_SECONDS
+        while True:
+            # PQgetCopyData would block past the deadline, so wait for the socket here; the
+            # server sends CopyOutResponse with the first rows, when the chunk is ready.
+            if select.select([pgconn.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                pgconn.consume_input()
+            if not pgconn.is_busy():
+                break
+            if time.monotonic() >= deadline:
+                pgconn.get_cancel().cancel()
+                self._finish(cancelled=True)
+                return False
+        result = pgconn.get_result()
+        if result is None or result.status != pq.ExecStatus.COPY_OUT:
+            raise refusal(result, "read the log in bulk")
+        return True
+
+    def _finish(self, *, cancelled: bool = False) -> None:
+        pgconn = self._connection.pgconn
+        while (result := pgconn.get_result()) is not None:
+            if result.status == pq.ExecStatus.COPY_OUT:
+                while pgconn.get_copy_data(0)[0] > 0:
+                    pass
+            elif result.status == pq.ExecStatus.FATAL_ERROR and not cancelled:
+                raise refusal(result, "read the log in bulk")
