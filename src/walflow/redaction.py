@@ -14,18 +14,19 @@ _SENSITIVE_WORD = (
 )
 _SENSITIVE_NAME = re.compile(_SENSITIVE_WORD, re.IGNORECASE)
 
-# Repeats of what may come before a match are bounded, so that long texts cost linear time.
-_SCHEME = r"[a-z][a-z0-9+.\-]{0,20}://"
+# No pattern begins with a repeat that is free to start anywhere: long texts cost linear time.
 # A password that was not percent-encoded may have @, / or spaces in it, so hide up to the last @:
 # within a word of running text, or of everything where the text begins as a URI.
-_USER_INFO = re.compile(rf"({_SCHEME}[^:/?#@\s]*):\S*@", re.IGNORECASE)
-_USER_INFO_OF_WHOLE = re.compile(rf"\A(\s*{_SCHEME}[^:/?#@\s]*):.*@", re.IGNORECASE | re.DOTALL)
+_USER_INFO = re.compile(r"(://[^:/?#@\s]*):\S*@")
+_USER_INFO_OF_WHOLE = re.compile(
+    r"\A(\s*[a-z][a-z0-9+.\-]*://[^:/?#@\s]*):.*@", re.IGNORECASE | re.DOTALL
+)
 
-_ASSIGNMENT = rf"([\w.\-]{{0,40}}{_SENSITIVE_WORD}[\w.\-]{{0,40}}\s*=\s*)"
-_IN_QUERY = re.compile(rf"(?<=[?&]){_ASSIGNMENT}[^&\s]+", re.IGNORECASE)
+_ASSIGNMENT = rf"{_SENSITIVE_WORD}[\w.\-]{{0,40}}\s*=\s*"
+_IN_QUERY = re.compile(rf"(?<=[?&])([\w.\-]*?{_ASSIGNMENT})[^&\s]+", re.IGNORECASE)
 _QUOTED = r"'(?:[^'\\]|\\.)*(?:'|\Z)"
 _IN_CONNINFO = re.compile(
-    rf"{_ASSIGNMENT}(?!\*\*\*(?:[&\s]|\Z))(?:{_QUOTED}|(?:\\.|\S)+)", re.IGNORECASE | re.DOTALL
+    rf"({_ASSIGNMENT})(?!\*\*\*(?:[&\s]|\Z))(?:{_QUOTED}|(?:\\.|\S)+)", re.IGNORECASE | re.DOTALL
 )
 
 

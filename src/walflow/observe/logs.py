@@ -1,0 +1,125 @@
+"""Structured logs: for people on a terminal, or one JSON object a line; never with a secret.
+
+Modules log with ``structlog.get_logger()`` and say what they know as keywords::
+
+    log = structlog.get_logger()
+    log.info("segment sealed", upto=str(upto), rows=rows)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import structlog
+from pydantic import SecretBytes, SecretStr
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from walflow.errors import WalflowError
+from walflow.redaction import MASK, is_secret_name, redacted
+
+__all__ = ["configure", "redact"]
+
+_NESTING_LIMIT = 6
+
+
+def configure(*, json: bool = False, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send structlog's events to the stream (default: stderr). Safe to repeat: the last call wins.
+
+    Below the given level nothing is formatted. Times are UTC. Output of the standard logging
+    module (libraries) goes the same way from WARNING on.
+    """
+    target = sys.stderr if stream is None else stream
+    threshold = logging.getLevelNamesMapping().get(level.upper())
+    if threshold is None:
+        raise ValueError(f"not a log level: {level!r} (debug, info, warning, error, critical)")
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _explain_errors,
+    ]
+    renderers = _json_lines() if json else _console(target)
+    structlog.configure(
+        processors=[*shared, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(target),
+        # Loggers made before this call must follow it.
+        cache_logger_on_first_use=False,
+    )
+    _take_over_standard_logging(target, [*shared, structlog.stdlib.ExtraAdder()], renderers)
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Processor: mask secret types, values under secret names, and passwords inside any text."""
+    return {key: _redacted_value(key, value, 0) for key, value in event.items()}
+
+
+def _redacted_value(key: str, value: object, depth: int) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, SecretStr | SecretBytes) or is_secret_name(key):
+        return MASK
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping) and depth < _NESTING_LIMIT:
+        return {
+            redacted(str(name)): _redacted_value(str(name), item, depth + 1)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset) and depth < _NESTING_LIMIT:
+        return [_redacted_value("", item, depth + 1) for item in value]
+    # Any other object would be printed by its repr: make the text now, where it can be searched.
+    return redacted(str(value))
+
+
+def _explain_errors(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Processor: ``error=exc`` becomes its message, with code and hint beside it."""
+    error = event.get("error")
+    if isinstance(error, WalflowError):
+        event.update(error=error.message, error_code=error.code)
+        if error.hint:
+            event["hint"] = error.hint
+    elif isinstance(error, BaseException):
+        event.update(error=str(error), error_code=type(error).__name__)
+    return event
+
+
+def _json_lines() -> list[Processor]:
+    # Tracebacks become text first, so that redact sees them too.
+    return [
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.processors.JSONRenderer(sort_keys=False, ensure_ascii=False),
+    ]
+
+
+def _console(target: TextIO) -> list[Processor]:
+    return [
+        structlog.processors.format_exc_info,
+        redact,
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(), timestamp_key="time", pad_event_to=30
+        ),
+    ]
+
+
+class _StandardHandler(logging.StreamHandler[TextIO]):
+    """Marks our handler, so that a second configure() replaces it and leaves others alone."""
+
+
+def _take_over_standard_logging(
+    target: TextIO, shared: list[Processor], renderers: list[Processor]
+) -> None:
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _StandardHandler)]:
+        root.removeHandler(handler)
+    handler = _StandardHandler(target)
+    handler.setLevel(logging.WARNING)
+    processors: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors)
+    )
+    root.addHandler(handler)

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from walflow.config import Settings, host_and_port, load_settings
+from walflow.errors import ConfigError
+
+SECRET = "hunter2"
+URI = f"postgresql://app:{SECRET}@db:5432/shop"
+REQUIRED: dict[str, Any] = {"source": {"uri": URI}, "destination": {"uri": "iceberg:///lake"}}
+
+
+def load(
+    tmp_path: Path,
+    text: str = "",
+    environment: dict[str, str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> Settings:
+    file = tmp_path / "walflow.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load_settings(file, REQUIRED if overrides is None else overrides, environment or {})
+
+
+def problem(
+    tmp_path: Path,
+    text: str = "",
+    environment: dict[str, str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, environment, overrides)
+    assert SECRET not in caught.value.message + caught.value.hint
+    return caught.value.message
+
+
+class TestLayers:
+    def test_defaults(self, tmp_path: Path) -> None:
+        settings = load(tmp_path)
+        assert settings.slot == "walflow_default"
+        assert settings.log_folder == Path.home() / ".walflow" / "default"
+        assert settings.copying.max_connections == 4
+        assert settings.source.uri.get_secret_value() == URI
+
+    def test_environment_wins_over_the_file_and_the_command_line_over_both(
+        self, tmp_path: Path
+    ) -> None:
+        text = "name: a\nlog: {fill_ms: 1, max_bytes: 10, file_bytes: 100}"
+        environment = {"WALFLOW_LOG__FILL_MS": "2", "WALFLOW_LOG__MAX_BYTES": "20"}
+        settings = load(tmp_path, text, environment, {**REQUIRED, "log": {"fill_ms": 3}})
+        assert settings.name == "a"
+        assert settings.log.fill_ms == 3
+        assert settings.log.max_bytes == 20
+        assert settings.log.file_bytes == 100
+
+    def test_the_real_environment_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WALFLOW_SOURCE__URI", URI)
+        settings = load_settings(None, {"destination.uri": "iceberg:///x", "name": None})
+        assert settings.source.uri.get_secret_value() == URI
+
+    def test_the_key_copy_works_in_every_layer(self, tmp_path: Path) -> None:
+        assert load(tmp_path, "copy: {max_connections: 2}").copying.max_connections == 2
+        environment = {"WALFLOW_COPY__MAX_CONNECTIONS": "3"}
+        assert load(tmp_path, "", environment).copying.max_connections == 3
+        overrides = {**REQUIRED, "copy.max_connections": 5}
+        assert load(tmp_path, "", environment, overrides).copying.max_connections == 5
+
+    def test_dotted_overrides_meet_sections_and_nones_say_nothing(self, tmp_path: Path) -> None:
+        overrides = {
+            "source.uri": URI,
+            "source.slot": None,
+            "destination": {"uri": "iceberg:///x"},
+            "spark.conf": {"spark.ui.enabled": "false"},
+        }
+        settings = load(tmp_path, "source: {slot: mine}", {}, overrides)
+        assert settings.slot == "mine"
+        assert settings.spark.conf == {"spark.ui.enabled": "false"}
+
+    def test_lists_and_mappings_as_text(self, tmp_path: Path) -> None:
+        environment = {
+            "WALFLOW_SOURCE__TABLES": "shop.orders, shop.items",
+            "WALFLOW_SPARK__CONF": '{"spark.ui.enabled": "false"}',
+            "WALFLOW_DESTINATION__OPTIONS__WAREHOUSE": "w",
+        }
+        settings = load(tmp_path, "", environment)
+        assert settings.source.tables == ("shop.orders", "shop.items")
+        assert settings.spark.conf == {"spark.ui.enabled": "false"}
+        assert settings.destination.options == {"warehouse": "w"}
+
+    def test_empty_sections_and_variables_say_nothing(self, tmp_path: Path) -> None:
+        settings = load(tmp_path, "log:\nspark:\n", {"WALFLOW_METRICS_ADDRESS": ""})
+        assert settings.metrics_address is None
+
+    def test_other_variables_with_the_prefix_are_left_alone(self, tmp_path: Path) -> None:
+        load(tmp_path, "", {"WALFLOW_JAR_CACHE": "/x", "PATH": "/bin"})
+
+    def test_a_home_folder_is_found(self, tmp_path: Path) -> None:
+        assert load(tmp_path, "log: {folder: ~/wal}").log_folder == Path.home() / "wal"
+
+
+class TestProblems:
+    def test_missing_settings_are_named_with_their_variable(self, tmp_path: Path) -> None:
+        message = problem(tmp_path, overrides={})
+        assert message.startswith("2 settings are missing or wrong:")
+        assert "source.uri: is not set (environment: WALFLOW_SOURCE__URI)" in message
+        assert "destination.uri: is not set" in message
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("sorce: {uri: hunter2}", "sorce (file {}): is not a setting; did you mean source?"),
+            ("log: {fil_ms: 1}", "log.fil_ms (file {}): is not a setting; did you mean log.fill_"),
+            ("publication: p", "is not a setting; did you mean source.publication?"),
+            ("copying: {}", "is not a setting; did you mean copy?"),
+            ("qqq: 1", "qqq (file {}): is not a setting"),
+            ("on: 1", "True (file {}): is not a setting"),
+        ],
+    )
+    def test_unknown_keys_name_the_closest(self, tmp_path: Path, text: str, expected: str) -> None:
+        assert expected.format(tmp_path / "walflow.yaml") in problem(tmp_path, text)
+
+    @pytest.mark.parametrize(
+        ("variable", "closest"),
+        [("SOURCE__URII", "source.uri"), ("METRICS_ADRESS", "metrics_address")],
+    )
+    def test_unknown_variables_name_the_closest(
+        self, tmp_path: Path, variable: str, closest: str
+    ) -> None:
+        message = problem(tmp_path, "", {f"WALFLOW_{variable}": SECRET})
+        assert f"(environment): is not a setting; did you mean {closest}?" in message
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("log: {max_bytes: much}", "log.max_bytes"),
+            ("log: {max_bytes: 0}", "greater than 0"),
+            ("types: {numeric: 'decimal(39,2)'}", "1 to 38 digits"),
+            ("types: {numeric: 'decimal(3,5)'}", "1 to 38 digits"),
+            ("types: {numeric: money}", "types.numeric"),
+            ("name: Über", "name"),
+            ("source: {slot: My-Slot}", "source.slot"),
+            ("metrics_address: ninethousand", "must be host:port"),
+            ("spark: {driver_memory: lots}", "spark.driver_memory"),
+            ("spark: {conf: hunter2}", "must be a mapping"),
+            ("log: 3", "log (file {}): must be a section with folder, max_bytes"),
+        ],
+    )
+    def test_wrong_values_say_where_and_what(
+        self, tmp_path: Path, text: str, expected: str
+    ) -> None:
+        assert expected.format(tmp_path / "walflow.yaml") in problem(tmp_path, text)
+
+    def test_the_layer_that_is_at_fault_is_named(self, tmp_path: Path) -> None:
+        message = problem(tmp_path, "log: {fill_ms: 1}", {"WALFLOW_LOG__FILL_MS": "x"})
+        assert "log.fill_ms (environment)" in message
+
+    def test_all_problems_at_once(self, tmp_path: Path) -> None:
+        message = problem(tmp_path, "log: {fill_ms: x, max_bytes: y}\nnaem: z")
+        assert message.startswith("3 settings are missing or wrong:")
+        assert len(message.splitlines()) == 4
+
+    def test_a_uri_where_a_section_belongs_stays_secret(self, tmp_path: Path) -> None:
+        assert "must be a section with uri" in problem(tmp_path, f"source: {URI}", overrides={})
+        problem(tmp_path, f'"{URI}": 1')
+        problem(tmp_path, f"destination: {{uri: [{URI!r}]}}", overrides={})
+
+    def test_yaml_errors_tell_the_place_not_the_line(self, tmp_path: Path) -> None:
+        message = problem(tmp_path, f"name: a\nsource: {{uri: {SECRET}: x")
+        assert "is not valid YAML, line 2" in message
+
+    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="No such file"):
+            load_settings(tmp_path / "none.yaml", REQUIRED, {})
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_settings(tmp_path, REQUIRED, {})
+        binary = tmp_path / "binary.yaml"
+        binary.write_bytes(b"\xff\xfe\x00\xd8")
+        with pytest.raises(ConfigError, match="not UTF-8"):
+            load_settings(binary, REQUIRED, {})
+        assert "no mapping at its top" in problem(tmp_path, "- a\n- b\n")
+        assert "not valid YAML" in problem(tmp_path, "a: \x07")
+
+
+class TestSecrets:
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        destination = {
+            "uri": f"iceberg://u:{SECRET}@catalog/x",
+            "options": {"s3.secret-access-key": SECRET, "jdbc": f"postgresql://a:{SECRET}@h/d"},
+        }
+        conf = {"spark.hadoop.fs.s3a.secret.key": SECRET, "spark.ui.enabled": "false"}
+        overrides = {"source.uri": URI, "destination": destination, "spark.conf": conf}
+        return load(tmp_path, "", {}, overrides)
+
+    def test_no_printed_form_shows_them(self, settings: Settings) -> None:
+        forms = [
+            str(settings),
+            repr(settings),
+            repr(settings.destination),
+            str(settings.spark),
+            str(settings.model_dump()),
+            str(settings.model_dump(mode="json")),
+            settings.model_dump_json(),
+        ]
+        for form in forms:
+            assert SECRET not in form
+            assert "spark.ui.enabled" in form or "source" not in form
+
+    def test_attributes_and_pickles_keep_them(self, settings: Settings) -> None:
+        back = pickle.loads(pickle.dumps(settings))
+        assert back == settings
+        assert SECRET in back.source.uri.get_secret_value()
+        assert back.destination.options["s3.secret-access-key"] == SECRET
+        assert SECRET in back.destination.uri
+
+    def test_errors_of_the_model_itself_hide_the_input(self) -> None:
+        with pytest.raises(ValidationError) as caught:
+            Settings.model_validate({**REQUIRED, "log": SECRET})
+        assert SECRET not in str(caught.value)
+
+    def test_settings_do_not_change(self, settings: Settings) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            settings.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:9000", ("127.0.0.1", 9000)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::]:9000", ("::", 9000)),
+        (":9000", ("", 9000)),
+    ],
+)
+def test_host_and_port(address: str, expected: tuple[str, int]) -> None:
+    assert host_and_port(address) == expected
+
+
+@pytest.mark.parametrize("address", ["9000", "host", "host:", "::1:9000", "host:x", "h:70000", ""])
+def test_host_and_port_rejects(address: str) -> None:
+    with pytest.raises(ValueError, match=r"must be host:port|above 65535"):
+        host_and_port(address)
