@@ -1,0 +1,244 @@
+"""Ordinary sessions on the source, and what their failures mean.
+
+A source is named by a URI or by libpq's ``key=value`` form; every libpq parameter passes. No
+message made here shows a password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walflow.errors import (
+    AuthenticationFailed,
+    BadUri,
+    CannotConnect,
+    ConnectionLost,
+    NoFreeSender,
+    NoFreeSlot,
+    NoReplicationRight,
+    NoSelectRight,
+    PublicationMissing,
+    SlotInUse,
+    SlotLost,
+    SourceError,
+    WalflowError,
+    WalLevelNotLogical,
+)
+from walflow.model import quote_identifier
+from walflow.source.values import SESSION_OPTIONS
+
+__all__ = [
+    "Session",
+    "connect",
+    "connection_failure",
+    "connection_string",
+    "redact",
+    "replication_hint",
+    "source_error",
+    "source_errors",
+]
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+# Without these a vanished server is noticed after hours; what the user's URI says wins.
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+
+_URI_HINT = (
+    "The form is postgresql://user:password@host:port/database. Characters such as @ : / ? # in "
+    "user name or password must be percent-encoded: @ is %40, : is %3A, / is %2F, # is %23."
+)
+
+_NOT_ACCEPTED = re.compile(
+    r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|no password supplied"
+    r'|role ".*" does not exist|is not permitted to log in|password is expired'
+    r"|requires a valid client certificate|permission denied for database",
+    re.IGNORECASE,
+)
+_NO_SENDER = re.compile(r"max_wal_senders|reserved for .*replication", re.IGNORECASE)
+_NO_REPLICATION = re.compile(
+    r"start wal ?sender|replication role to start|REPLICATION attribute", re.IGNORECASE
+)
+
+_SLOT_LOST_HINT = (
+    "The changes since the last position are gone from the source: drop the slot if it is still "
+    "there (SELECT pg_drop_replication_slot('name');) and start again, which copies the tables."
+)
+
+# (what it means, SQL states, words, hint; None: the class's own)
+_MEANINGS: tuple[tuple[type[SourceError], tuple[str, ...], str, str | None], ...] = (
+    (SlotInUse, ("55006",), "slot", "Stop the other reader, or give this pipeline another slot."),
+    (NoFreeSlot, ("53400",), "slot", None),
+    (NoFreeSender, ("53300",), "wal_senders", None),
+    (CannotConnect, ("53300",), "", "The server has no connection left: raise max_connections."),
+    (WalLevelNotLogical, ("55000",), "wal_level", None),
+    (SlotLost, ("42704",), "replication slot", _SLOT_LOST_HINT),
+    (SlotLost, ("55000", "58P01"), "slot|WAL segment", _SLOT_LOST_HINT),
+    (PublicationMissing, ("42704",), "publication", "Create it: CREATE PUBLICATION …;"),
+    (
+        NoReplicationRight,
+        ("42501",),
+        "replication|wal ?sender",
+        "As superuser: ALTER ROLE … REPLICATION;",
+    ),
+    (
+        NoSelectRight,
+        ("42501",),
+        "table|schema|relation|column",
+        "Grant the role USAGE on the schema and SELECT on the table.",
+    ),
+)
+
+
+def connection_string(
+    uri: str,
+    *,
+    application_name: str,
+    options: str = SESSION_OPTIONS,
+    replication: str | None = None,
+) -> str:
+    """The libpq connection string of one of our sessions.
+
+    The URI's own ``options`` stay, and ours come after them, because decoding relies on ours.
+    """
+    wanted: dict[str, str | None] = {**_DEFAULTS, "application_name": application_name}
+    wanted |= _parse(uri)
+    wanted["options"] = " ".join(part for part in (wanted.get("options"), options) if part)
+    wanted["client_encoding"] = "UTF8"
+    wanted["replication"] = replication
+    return make_conninfo("", **wanted)
+
+
+def connect(
+    uri: str,
+    *,
+    application_name: str,
+    options: str = SESSION_OPTIONS,
+    replication: str | None = None,
+) -> Session:
+    """An autocommit session; raises ``BadUri``, ``AuthenticationFailed`` or ``CannotConnect``.
+
+    ``replication="database"`` makes it a replication connection, which can fail with
+    ``NoReplicationRight`` and ``NoFreeSender`` too.
+    """
+    conninfo = connection_string(
+        uri, application_name=application_name, options=options, replication=replication
+    )
+    try:
+        # Prepared statements would not survive a transaction pooler between us and the server.
+        return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        raise connection_failure(error, uri) from None
+
+
+def connection_failure(error: psycopg.Error, uri: str) -> WalflowError:
+    """What a failed attempt to connect means."""
+    text = _one_line(error)
+    where = redact(uri)
+    if _NO_SENDER.search(text):
+        return NoFreeSender(f"No replication connection is free at {where}: {text}")
+    if _NO_REPLICATION.search(text):
+        return NoReplicationRight(
+            f"The role may not replicate from {where}: {text}", hint=replication_hint(user_of(uri))
+        )
+    if _NOT_ACCEPTED.search(text):
+        return AuthenticationFailed(f"{where} does not accept the login: {text}")
+    if "invalid connection option" in text or ("invalid" in text and "value:" in text):
+        return BadUri(f"A parameter in {where} is wrong: {text}")
+    return CannotConnect(f"Cannot connect to {where}: {text}")
+
+
+def replication_hint(role: str) -> str:
+    """What gives a role the right to replicate."""
+    name = quote_identifier(role)
+    return (
+        f"As superuser: ALTER ROLE {name} REPLICATION; "
+        f"(on Amazon RDS and Aurora: GRANT rds_replication TO {name};)"
+    )
+
+
+def user_of(uri: str) -> str:
+    return str(_parse(uri).get("user") or "the_role")
+
+
+def redact(uri: str) -> str:
+    """The source as messages may show it: user, host, port and database, and nothing else."""
+    try:
+        given = _parse(uri)
+    except BadUri:
+        return "the source"
+    user = f"{given['user']}@" if given.get("user") else ""
+    hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
+    ports = str(given.get("port") or "").split(",")
+    pairs = [
+        f"{host}:{port}" if port else host
+        for host, port in zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
+    ]
+    return f"postgresql://{user}{','.join(pairs)}/{given.get('dbname') or ''}"
+
+
+def source_error(
+    message: str | bytes | None, sqlstate: str | bytes | None, doing: str = ""
+) -> SourceError:
+    """What an error that the server sent, or the loss of the connection, means.
+
+    ``doing`` completes "Could not …".
+    """
+    text = _one_line(message) or "the connection was closed"
+    state = sqlstate.decode() if isinstance(sqlstate, bytes) else sqlstate or ""
+    cause = f"Could not {doing}: {text}" if doing else text
+    for kind, states, pattern, hint in _MEANINGS:
+        if state in states and re.search(pattern, text, re.IGNORECASE):
+            return kind(cause, hint=hint)
+    # Class 08: connection. 57P01 to 57P05: ended by an administrator, a crash or a timeout.
+    if not state or state.startswith(("08", "57P")):
+        return ConnectionLost(cause)
+    return SourceError(cause)
+
+
+@contextmanager
+def source_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg's errors inside into ours; ``doing`` completes "Could not …"."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise source_error(str(error), error.sqlstate, doing) from error
+
+
+def _one_line(text: object) -> str:
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else str(text or "")
+    return " ".join(shown.split())
+
+
+def _parse(uri: str) -> dict[str, Any]:
+    text = uri.strip()
+    if not re.match(r"postgres(ql)?://", text) and not re.match(r"[a-z_]+\s*=", text):
+        raise BadUri("The source is not a Postgres URI.", hint=_URI_HINT)
+    try:
+        given: dict[str, Any] = dict(conninfo_to_dict(text))
+    except psycopg.ProgrammingError as error:
+        raise BadUri(
+            f"The source's URI cannot be read: {_without_quotes(str(error))}", hint=_URI_HINT
+        ) from None
+    # A password with unescaped characters ends up in host or port: say so, without showing it.
+    host, port = str(given.get("host") or ""), str(given.get("port") or "")
+    if "@" in host or ("/" in host and not host.startswith("/")):
+        raise BadUri("The source's URI has an impossible host.", hint=_URI_HINT)
+    if not re.fullmatch(r"(\d+(,\d+)*)?", port):
+        raise BadUri("The source's URI has an impossible port.", hint=_URI_HINT)
+    return given
+
+
+def _without_quotes(text: str) -> str:
+    """libpq quotes what it could not read, which may be a password."""
+    return re.sub(r'"[^"]*"(?!")', '"…"', _one_line(text)).rstrip(".") + "."

@@ -1,0 +1,185 @@
+"""Everything that can be known to go wrong, said before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from walflow.config import TypeSettings
+from walflow.errors import (
+    NoFreeSender,
+    NoFreeSlot,
+    NoReplicaIdentity,
+    NoReplicationRight,
+    NoSelectRight,
+    ServerTooOld,
+    SourceError,
+    WalLevelNotLogical,
+)
+from walflow.model import TableName, quote_identifier
+from walflow.source.catalog import PhysicalRelation, PublishedTable, published_tables
+from walflow.source.connection import Session, replication_hint, source_errors
+from walflow.source.publication import (
+    Publication,
+    find_publication,
+    find_tables,
+    identity_sql,
+    read_publication,
+    tables_without_identity,
+)
+from walflow.source.server import Server, read_server
+from walflow.source.slots import SlotState, check_slot, read_slot
+
+__all__ = ["OLDEST_VERSION", "Preflight", "preflight"]
+
+OLDEST_VERSION = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    server: Server
+    slot: SlotState
+    publication: Publication | None
+    """None: there is none yet, and walflow was asked to make it."""
+    create_tables: tuple[TableName, ...]
+    """For a publication that is to be made; empty: all tables."""
+    tables: tuple[PublishedTable, ...]
+    """What is published; empty if the publication is still to be made."""
+    warnings: tuple[str, ...]
+
+
+def preflight(
+    connection: Session,
+    *,
+    publication: str,
+    slot: str,
+    create_publication: bool = False,
+    tables: Sequence[str] = (),
+    types: TypeSettings | None = None,
+) -> Preflight:
+    """Check that this source can be followed by this role; changes nothing.
+
+    Raises the error for the first thing that cannot work. Warnings name what works, but not as
+    the operator may expect.
+    """
+    server = read_server(connection)
+    _check_server(server)
+    state = read_slot(connection, slot)
+    check_slot(state, server.database)
+    found = find_publication(connection, publication)
+    wanted: list[TableName] = []
+    published: list[PublishedTable] = []
+    warnings: list[str] = []
+    if found is None and create_publication:
+        wanted = find_tables(connection, tables)
+        _check_identities(connection, wanted)
+    else:
+        found = read_publication(connection, publication)
+        published = published_tables(connection, publication, types or TypeSettings())
+        _check_rights(connection, server, published)
+        warnings = _warnings(found, published)
+    if not state.exists and server.free_slots <= 0:
+        raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
+    if server.free_senders <= 0:
+        raise NoFreeSender("All replication connections are taken (max_wal_senders).")
+    return Preflight(server, state, found, tuple(wanted), tuple(published), tuple(warnings))
+
+
+def _check_server(server: Server) -> None:
+    if server.major < OLDEST_VERSION:
+        raise ServerTooOld(f"The server is Postgres {server.major}.")
+    if server.in_recovery:
+        raise SourceError(
+            "The server is a standby: it can make neither publication nor slot for us.",
+            hint="Connect to the primary (target_session_attrs=read-write in the URI finds it).",
+        )
+    if server.wal_level != "logical":
+        raise WalLevelNotLogical(f"The server's wal_level is {server.wal_level}, not logical.")
+    if not server.may_replicate:
+        raise NoReplicationRight(
+            f'The role "{server.role}" may not replicate.', hint=replication_hint(server.role)
+        )
+
+
+def _check_identities(connection: Session, tables: Sequence[TableName]) -> None:
+    without = tables_without_identity(connection, tables)
+    if without:
+        raise NoReplicaIdentity(
+            "Publishing these tables would make Postgres refuse their updates and deletes, "
+            f"because they have no replica identity: {', '.join(map(str, without))}.",
+            hint="Give them primary keys, or run: " + identity_sql(without),
+        )
+
+
+def _check_rights(connection: Session, server: Server, tables: Sequence[PublishedTable]) -> None:
+    refused = [part for table in tables for part in table.relations if not part.readable]
+    if not refused:
+        return
+    role = quote_identifier(server.role)
+    hidden = _hidden_by_row_security(connection, refused)
+    if hidden:
+        raise NoSelectRight(
+            f'Row security hides rows of {_names(hidden)} from the role "{server.role}", so a '
+            "copy would not be whole.",
+            hint=f"As superuser: ALTER ROLE {role} BYPASSRLS;",
+        )
+    schemas = sorted({part.name.schema for part in refused})
+    listed = ", ".join(quote_identifier(schema) for schema in schemas)
+    parts = ", ".join(part.name.quoted for part in refused)
+    raise NoSelectRight(
+        f'The role "{server.role}" may not read {_names(refused)}.',
+        hint=f"Run: GRANT USAGE ON SCHEMA {listed} TO {role}; GRANT SELECT ON {parts} TO {role};",
+    )
+
+
+@source_errors("read the tables' row security")
+def _hidden_by_row_security(
+    connection: Session, relations: Sequence[PhysicalRelation]
+) -> list[PhysicalRelation]:
+    rows = connection.execute(
+        "SELECT oid FROM unnest(%s::oid[]) AS oid"
+        " WHERE row_security_active(oid) AND has_table_privilege(oid, 'SELECT')",
+        [[relation.oid for relation in relations]],
+    ).fetchall()
+    active = {oid for (oid,) in rows}
+    return [relation for relation in relations if relation.oid in active]
+
+
+def _warnings(publication: Publication, tables: Sequence[PublishedTable]) -> list[str]:
+    found = []
+    if not tables:
+        found.append(f'The publication "{publication.name}" has no tables yet.')
+    if publication.unpublished:
+        found.append(
+            f'The publication "{publication.name}" does not publish '
+            f"{', '.join(publication.unpublished)}: the destination will differ from the source. "
+            f"To change it: ALTER PUBLICATION {quote_identifier(publication.name)} "
+            "SET (publish = 'insert, update, delete, truncate');"
+        )
+    if publication.needs_identity:
+        without = [
+            part.name for table in tables for part in table.relations if not part.has_identity
+        ]
+        if without:
+            found.append(
+                "Postgres refuses updates and deletes of these tables, because they are published "
+                f"and have no replica identity: {', '.join(map(str, without))}. Give them primary "
+                f"keys, or run: {identity_sql(without)}"
+            )
+        found += [
+            f"Postgres refuses updates and deletes of {table.name}, because its column list "
+            f"leaves out columns of its replica identity: {', '.join(table.uncovered)}."
+            for table in tables
+            if table.uncovered
+        ]
+    rooted = [str(table.name) for table in tables if table.partitioned and publication.via_root]
+    if rooted:
+        found.append(
+            "Postgres does not publish TRUNCATE, DROP or DETACH of single partitions of "
+            f"{', '.join(rooted)}: delete the rows instead, or copy the table again afterwards."
+        )
+    return found
+
+
+def _names(relations: Sequence[PhysicalRelation]) -> str:
+    return ", ".join(str(relation.name) for relation in relations)

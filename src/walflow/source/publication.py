@@ -1,0 +1,179 @@
+"""Publications: what a publication says it publishes, and making one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from walflow.errors import ConfigError, NoReplicaIdentity, PublicationMissing
+from walflow.model import TableName, quote_identifier
+from walflow.source.connection import Session, source_errors
+
+__all__ = [
+    "Publication",
+    "create_publication",
+    "find_publication",
+    "find_tables",
+    "publication_sql",
+    "read_publication",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    name: str
+    all_tables: bool
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    via_root: bool
+    """Changes of partitions appear as changes of the partitioned table."""
+
+    @property
+    def needs_identity(self) -> bool:
+        """Whether Postgres refuses updates or deletes of tables without replica identity."""
+        return self.update or self.delete
+
+    @property
+    def unpublished(self) -> tuple[str, ...]:
+        """The kinds of change it leaves out."""
+        kinds = {
+            "inserts": self.insert,
+            "updates": self.update,
+            "deletes": self.delete,
+            "truncates": self.truncate,
+        }
+        return tuple(kind for kind, published in kinds.items() if not published)
+
+
+@source_errors("read the publication")
+def find_publication(connection: Session, name: str) -> Publication | None:
+    row = connection.execute(
+        "SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot"
+        "  FROM pg_publication WHERE pubname = %s",
+        [name],
+    ).fetchone()
+    return None if row is None else Publication(*row)
+
+
+def read_publication(connection: Session, name: str) -> Publication:
+    """The publication; raises ``PublicationMissing``."""
+    found = find_publication(connection, name)
+    if found is not None:
+        return found
+    with source_errors("list the publications"):
+        others = connection.execute("SELECT pubname FROM pg_publication ORDER BY 1").fetchall()
+    listed = ", ".join(other for (other,) in others) or "none"
+    raise PublicationMissing(
+        f'There is no publication "{name}" in database '
+        f'"{connection.info.dbname}" (publications there: {listed}).',
+        hint=f"Run: {publication_sql(name, ())}; (or FOR TABLE a, b instead of FOR ALL TABLES), "
+        "or let walflow make it (--create-publication, source.create_publication: true).",
+    )
+
+
+def publication_sql(name: str, tables: Sequence[TableName]) -> str:
+    """The statement that makes the publication: for these tables, or for all if none."""
+    what = "TABLE " + ", ".join(table.quoted for table in tables) if tables else "ALL TABLES"
+    return (
+        f"CREATE PUBLICATION {quote_identifier(name)} FOR {what}"
+        " WITH (publish_via_partition_root = true)"
+    )
+
+
+def create_publication(
+    connection: Session, name: str, tables: Sequence[TableName] = ()
+) -> Publication:
+    """Make the publication for these tables (all, if none); one of that name stays as it is.
+
+    Raises ``NoReplicaIdentity`` rather than making Postgres refuse the application's updates.
+    """
+    found = find_publication(connection, name)
+    if found is not None:
+        return found
+    without = tables_without_identity(connection, tables)
+    if without:
+        raise NoReplicaIdentity(
+            f"Publishing these tables would make Postgres refuse their updates and deletes, as "
+            f"they have no replica identity: {', '.join(map(str, without))}.",
+            hint="Give them primary keys, or run: " + identity_sql(without),
+        )
+    statement = publication_sql(name, tables)
+    try:
+        connection.execute(statement)
+    except psycopg.errors.DuplicateObject:
+        pass
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PublicationMissing(
+            f"The role may not create the publication: {' '.join(str(error).split())}.",
+            hint=f"Let the tables' owner (for ALL TABLES a superuser) run: {statement};",
+        ) from None
+    except psycopg.Error:
+        with source_errors(f'create publication "{name}"'):
+            raise
+    return read_publication(connection, name)
+
+
+@source_errors("look up the tables")
+def find_tables(connection: Session, names: Sequence[str]) -> list[TableName]:
+    """The tables that these names mean, in order; raises ``ConfigError`` for unknown ones.
+
+    A name is read as SQL reads it, and then, letter by letter, as ``schema.table``.
+    """
+    return [_find_table(connection, name) for name in names]
+
+
+def _find_table(connection: Session, name: str) -> TableName:
+    schema, _, table = name.rpartition(".")
+    exact = f"{quote_identifier(schema or 'public')}.{quote_identifier(table)}"
+    for spelling in (name, exact):
+        try:
+            row = connection.execute(
+                "SELECT n.nspname, c.relname FROM pg_class AS c"
+                "  JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+                " WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
+                [spelling],
+            ).fetchone()
+        except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName):
+            continue
+        if row is not None:
+            return TableName(*row)
+    raise ConfigError(
+        f"There is no table {name} in database {connection.info.dbname}.",
+        hint="Tables are named as schema.table; check source.tables.",
+    )
+
+
+_WITHOUT_IDENTITY = """
+SELECT n.nspname, c.relname
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND c.oid >= 16384
+   AND (%(all)s OR c.oid IN (
+         SELECT coalesce(t.relid, named) FROM unnest(%(names)s::text[]::regclass[]) AS named
+           LEFT JOIN LATERAL pg_partition_tree(named) AS t ON true))
+   AND c.relreplident <> 'f'
+   AND NOT EXISTS (
+         SELECT FROM pg_index AS i
+          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                                    WHEN 'i' THEN i.indisreplident ELSE false END)
+ ORDER BY 1, 2
+"""
+
+
+@source_errors("read the tables' replica identities")
+def tables_without_identity(
+    connection: Session, tables: Sequence[TableName] = ()
+) -> list[TableName]:
+    """Which of these tables (of all, if none) have no identity for updates; partitions too."""
+    names = [table.quoted for table in tables]
+    rows = connection.execute(_WITHOUT_IDENTITY, {"all": not names, "names": names}).fetchall()
+    return [TableName(*row) for row in rows]
+
+
+def identity_sql(tables: Sequence[TableName]) -> str:
+    return " ".join(f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL;" for table in tables)

@@ -1,0 +1,113 @@
+"""Keeping the view of the database that a copy reads.
+
+A slot's exported snapshot lives only until its connection's next command. One session takes it
+over, holds it in a transaction, and exports it again for the executors that copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from walflow.errors import SnapshotLost, WalflowError
+from walflow.source.connection import Session, connect, source_errors
+
+__all__ = ["SnapshotKeeper", "keep_snapshot"]
+
+_HINT = "The copy starts again with a new snapshot; tables that were finished are kept."
+
+
+class SnapshotKeeper:
+    """Holds a snapshot until ``close()``. ``name`` is what SET TRANSACTION SNAPSHOT takes."""
+
+    def __init__(self, connection: Session, name: str) -> None:
+        self._connection = connection
+        self.name = name
+
+    def alive(self) -> bool:
+        """Whether the snapshot is still held; asks the server."""
+        try:
+            self._connection.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise ``SnapshotLost`` if the snapshot is no longer held."""
+        if not self.alive():
+            raise SnapshotLost("The session that held the copy's snapshot has ended.", hint=_HINT)
+
+    def rewritten(self, oids: Iterable[int]) -> list[int]:
+        """The relations that were truncated, rewritten or dropped since the snapshot.
+
+        Such commands do not keep old row versions where they were, or at all: what was read of
+        these relations under the snapshot may lack rows, and must be read under a newer one.
+        To be asked after the last row was read.
+        """
+        self.check()
+        with source_errors("check that no table was rewritten during the copy"):
+            # The table shows what the snapshot sees; the function shows the present.
+            rows = self._connection.execute(
+                "SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid)"
+                "  LEFT JOIN pg_class AS c ON c.oid = wanted.oid"
+                " WHERE c.relfilenode IS DISTINCT FROM pg_relation_filenode(wanted.oid)",
+                [list(oids)],
+            ).fetchall()
+        return [oid for (oid,) in rows]
+
+    def close(self) -> None:
+        """Let the snapshot go; may be repeated."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def keep_snapshot(
+    uri: str, snapshot_name: str, *, application_name: str = "walflow snapshot"
+) -> SnapshotKeeper:
+    """Take over an exported snapshot; raises ``SnapshotLost`` if it is already gone."""
+    connection = connect(uri, application_name=application_name)
+    try:
+        with source_errors("take over the copy's snapshot"):
+            _lift_timeouts(connection)
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                connection.execute(
+                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
+                )
+            # 18 says that it does not exist, older ones that the name is invalid.
+            except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+                raise SnapshotLost(
+                    f"The snapshot {snapshot_name} is gone: {' '.join(str(error).split())}",
+                    hint=_HINT,
+                ) from None
+            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None, "the function gives one row"
+        return SnapshotKeeper(connection, row[0])
+    except (WalflowError, psycopg.Error):
+        connection.close()
+        raise
+
+
+def _lift_timeouts(connection: Session) -> None:
+    """A role's or the server's timeouts must not end a copy that takes hours."""
+    names = ["statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
+    if connection.info.server_version >= 170000:
+        names.append("transaction_timeout")
+    for name in names:
+        connection.execute(f"SET {name} = 0")
