@@ -1,0 +1,114 @@
+"""log.json: whose log a folder holds, and from where on; and the lock that keeps others out."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from walflow.changelog.durable import TEMPORARY, write_atomically
+from walflow.changelog.journal import DAMAGE_HINT
+from walflow.changelog.records import LogIdentity
+from walflow.errors import LogDamaged, LogForeign, LogInUse
+from walflow.model import Lsn
+
+__all__ = ["FOLDERS", "Head", "check_ours", "lock"]
+
+FORMAT = 1
+FOLDERS = ("copy", "data", "journal", "schemas")
+_HEAD = "log.json"
+_LOCK = "lock"
+
+_ELSEWHERE = "Name another folder for this pipeline's log: --log FOLDER."
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The content of log.json."""
+
+    identity: LogIdentity
+    start: Lsn
+    """The log is complete from here on."""
+    epoch: int = 0
+    """Which journal is the log's: a restart begins a new one, and this switches to it at once."""
+    first: int = 0
+    """Segments with a smaller sequence number are retired."""
+    retired: dict[int, Lsn] = field(default_factory=dict)
+    """The end of the last retired segment that had changes of the table (by oid)."""
+
+    def store(self, folder: Path) -> None:
+        content = {
+            "format": FORMAT,
+            **asdict(self.identity),
+            "start": int(self.start),
+            "epoch": self.epoch,
+            "first": self.first,
+            "retired": {str(oid): int(upto) for oid, upto in self.retired.items()},
+        }
+        write_atomically(folder / _HEAD, json.dumps(content, indent=2).encode() + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """None if the folder holds no log yet."""
+        path = folder / _HEAD
+        try:
+            raw = json.loads(path.read_bytes())
+            if raw["format"] != FORMAT:
+                raise LogForeign(
+                    f"the change log {folder} has format {raw['format']}, "
+                    f"and this version of walflow writes format {FORMAT}",
+                    hint=f"Use the version of walflow that wrote it. {_ELSEWHERE}",
+                )
+            return cls(
+                identity=LogIdentity(raw["pipeline"], raw["system_id"], raw["slot"]),
+                start=Lsn(raw["start"]),
+                epoch=raw["epoch"],
+                first=raw["first"],
+                retired={int(oid): Lsn(upto) for oid, upto in raw["retired"].items()},
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
+
+
+def check_ours(folder: Path, identity: LogIdentity) -> None:
+    """Refuse a folder that is another pipeline's, or no log at all. Touches nothing."""
+    head = Head.load(folder)
+    if head is not None and head.identity != identity:
+        raise LogForeign(
+            f"the change log {folder} belongs to {head.identity}, not to {identity}",
+            hint=f"{_ELSEWHERE} If that log is no longer needed, remove its folder.",
+        )
+    if head is None and folder.is_dir():
+        ours = {_HEAD + TEMPORARY, _LOCK, *FOLDERS}
+        strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
+        if strangers:
+            raise LogForeign(
+                f"{folder} is not a change log: it has {', '.join(strangers[:3])} in it",
+                hint=f"{_ELSEWHERE} It may be empty or not exist yet.",
+            )
+
+
+def lock(folder: Path) -> int:
+    """Take the folder for this process; returns the descriptor that holds the lock."""
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise LogInUse(
+            f"the change log {folder} is being written by {holder}",
+            hint=f"Stop that process first: one pipeline runs once. {_ELSEWHERE}",
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return descriptor

@@ -1,0 +1,226 @@
+"""The manifest: an append-only journal of what has been sealed.
+
+One line a record, a checksum before its JSON. A record is in the log once its line is synced, so
+a segment appears whole or not at all. Only the last line of the last file can be torn by a crash;
+it was never acknowledged and is cut off. Anything else unreadable is damage, and said to be.
+
+Files are named ``<epoch>-<number>.jsonl``. They rotate, so that retired ones can go; each begins
+with the end of the log at that time, so that none depends on the ones before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from walflow.changelog.durable import remove, sync_folder
+from walflow.changelog.records import Segment
+from walflow.errors import LogDamaged
+from walflow.model import Lsn
+
+__all__ = ["Contents", "Journal"]
+
+ROTATE_BYTES = 1 << 20
+
+_NAME = re.compile(r"(\d{6})-(\d{8})\.jsonl")
+
+DAMAGE_HINT = (
+    "Restore the folder from a backup, or remove it: walflow then starts a new log and copies "
+    "again the tables that need it."
+)
+
+
+@dataclass(slots=True)
+class Contents:
+    """What the journal's files say together."""
+
+    end: Lsn | None = None
+    segments: list[Segment] = field(default_factory=list)
+    last_of_file: dict[int, int] = field(default_factory=dict)
+    """The last sequence number in each file, -1 if it has none."""
+
+
+class Journal:
+    """The open journal. One thread writes; older files may be dropped by another."""
+
+    def __init__(self, folder: Path, epoch: int, number: int, size: int, sequence: int) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        self.number = number
+        self.torn = False
+        """Whether a record that failed may still stand at the end: its files must stay."""
+        # One value, so that an interrupt finds both parts old or both new.
+        self._durable = (size, sequence)
+        self._descriptor = os.open(
+            self._path(number), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+
+    @classmethod
+    def create(
+        cls, folder: Path, epoch: int, end: Lsn, *, number: int = 0, sequence: int = -1
+    ) -> Self:
+        """A new, durable journal (or the next file of one) that says only where the log ends."""
+        remove(folder / _name(epoch, number))
+        journal = cls(folder, epoch, number, 0, sequence)
+        try:
+            journal.append_end(end)
+            sync_folder(folder)
+        except BaseException:
+            journal.close()
+            remove(folder / _name(epoch, number))
+            raise
+        return journal
+
+    @classmethod
+    def open(cls, folder: Path, epoch: int) -> tuple[Self, Contents]:
+        """Read everything, cut off a torn last line, go on from there.
+
+        Files of other epochs are leftovers of a restart and are removed.
+        """
+        numbers = []
+        for path in sorted(folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is not None and int(match[1]) == epoch:
+                numbers.append(int(match[2]))
+            else:
+                remove(path)
+        if not numbers:
+            raise LogDamaged(f"the change log has no journal in {folder}", hint=DAMAGE_HINT)
+        contents = Contents()
+        size = 0
+        for number in numbers:
+            size = _read(folder / _name(epoch, number), contents, number, number == numbers[-1])
+        if contents.end is None:
+            raise LogDamaged(
+                f"the change log's journal in {folder} has no readable record", hint=DAMAGE_HINT
+            )
+        sequence = contents.segments[-1].sequence if contents.segments else -1
+        journal = cls(folder, epoch, numbers[-1], size, sequence)
+        try:
+            journal._cut()
+            if size == 0:
+                journal.append_end(contents.end)
+        except BaseException:
+            journal.close()
+            raise
+        return journal, contents
+
+    @property
+    def last_sequence(self) -> int:
+        """The last segment that is durable."""
+        return self._durable[1]
+
+    @property
+    def full(self) -> bool:
+        return self._durable[0] >= ROTATE_BYTES
+
+    def append_segment(self, segment: Segment) -> None:
+        """Durable when it returns; as if never called when it raises, with two exceptions.
+
+        An interrupt may come when the record is already durable: then ``last_sequence`` has moved.
+        A disk that refuses even to take the record back leaves the journal ``torn``.
+        """
+        self._append({"segment": segment.to_dict()}, segment.sequence)
+
+    def append_end(self, end: Lsn) -> None:
+        """Record, durably, that nothing more happened up to ``end``."""
+        self._append({"end": int(end)}, self.last_sequence)
+
+    def rotated(self, end: Lsn) -> Journal:
+        """The next file, which is durable; this one is closed."""
+        following = Journal.create(
+            self.folder, self.epoch, end, number=self.number + 1, sequence=self.last_sequence
+        )
+        self.close()
+        return following
+
+    def drop_file(self, number: int) -> None:
+        remove(self._path(number))
+
+    def drop_all(self) -> None:
+        """Remove the files of this epoch, which is over."""
+        self.close()
+        for path in self.folder.glob(f"{self.epoch:06d}-*.jsonl"):
+            remove(path)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _path(self, number: int) -> Path:
+        return self.folder / _name(self.epoch, number)
+
+    def _append(self, record: Mapping[str, Any], sequence: int) -> None:
+        if self.torn:
+            self._cut()
+        line = _encode(record)
+        durable = (self._durable[0] + len(line), sequence)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+            os.fsync(self._descriptor)
+            self._durable = durable
+        except BaseException:
+            if self._durable is not durable:
+                # If cutting fails too, the next append tries again before it writes. If there is
+                # none, the line is torn, or a whole segment whose files are all there.
+                self.torn = True
+                with suppress(OSError):
+                    self._cut()
+            raise
+
+    def _cut(self) -> None:
+        os.ftruncate(self._descriptor, self._durable[0])
+        os.fsync(self._descriptor)
+        self.torn = False
+
+
+def _name(epoch: int, number: int) -> str:
+    return f"{epoch:06d}-{number:08d}.jsonl"
+
+
+def _encode(record: Mapping[str, Any]) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """The record, or None if the line is not whole."""
+    if not line.endswith(b"\n") or line[8:9] != b" ":
+        return None
+    text = line[9:-1]
+    if line[:8] != b"%08x" % zlib.crc32(text):
+        return None
+    record: dict[str, Any] = json.loads(text)
+    return record
+
+
+def _read(path: Path, contents: Contents, number: int, last_file: bool) -> int:
+    """Add the file's records to the contents; returns the length of what is whole."""
+    contents.last_of_file[number] = -1
+    whole = 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        record = _decode(line)
+        if record is None:
+            if last_file and at == len(lines) - 1:
+                break
+            raise LogDamaged(f"line {at + 1} of {path} is damaged", hint=DAMAGE_HINT)
+        whole += len(line)
+        if "segment" in record:
+            segment = Segment.from_dict(record["segment"])
+            contents.segments.append(segment)
+            contents.last_of_file[number] = segment.sequence
+            contents.end = segment.span.upto
+        else:
+            contents.end = Lsn(record["end"])
+    return whole

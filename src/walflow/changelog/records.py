@@ -1,0 +1,159 @@
+"""What the change log says about itself: its identity, its segments and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from walflow.model import Lsn, Span
+
+__all__ = ["Copy", "FileStats", "LogFile", "LogIdentity", "Segment"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is. A log is never continued under another identity."""
+
+    pipeline: str
+    system_id: str
+    """The source's system identifier: positions of another server mean nothing here."""
+    slot: str
+
+    def __str__(self) -> str:
+        return f"pipeline {self.pipeline!r} (slot {self.slot!r} of system {self.system_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStats:
+    """What the changes of a batch, file or segment need from whoever applies them.
+
+    Statistics add up: ``a + b`` are those of both together.
+    """
+
+    rows: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    key_changes: int = 0
+    """Rows with an ``_old``."""
+    truncates: int = 0
+    unchanged: bool = False
+    """Whether some row lacks values that Postgres did not send."""
+    exact: bool = False
+    """Whether some row has a value that its column could not hold."""
+    last_truncate: tuple[int, int] | None = None
+    """(lsn, seq) of the last truncate: nothing before it matters."""
+
+    def __add__(self, other: FileStats) -> FileStats:
+        truncates = [t for t in (self.last_truncate, other.last_truncate) if t is not None]
+        return FileStats(
+            rows=self.rows + other.rows,
+            inserts=self.inserts + other.inserts,
+            updates=self.updates + other.updates,
+            deletes=self.deletes + other.deletes,
+            key_changes=self.key_changes + other.key_changes,
+            truncates=self.truncates + other.truncates,
+            unchanged=self.unchanged or other.unchanged,
+            exact=self.exact or other.exact,
+            last_truncate=max(truncates, default=None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what has its default: a busy log has very many of these."""
+        known = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in known.items() if value}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        truncate = raw.get("last_truncate")
+        if truncate is None:
+            return cls(**raw)
+        return cls(**{**raw, "last_truncate": (truncate[0], truncate[1])})
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A Parquet file of the log: changes of one table in one schema version."""
+
+    path: str
+    """Relative to the log's folder."""
+    table: int
+    version: Lsn
+    bytes: int
+    stats: FileStats
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "table": self.table,
+            "version": int(self.version),
+            "bytes": self.bytes,
+            "stats": self.stats.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            path=raw["path"],
+            table=raw["table"],
+            version=Lsn(raw["version"]),
+            bytes=raw["bytes"],
+            stats=FileStats.from_dict(raw["stats"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Whole transactions, durable together: all changes whose commits end in the span."""
+
+    span: Span
+    commit_time: int
+    """Of the last commit, in microseconds since 1970."""
+    transactions: int
+    files: tuple[LogFile, ...]
+    """A table's files stand in the order of its changes."""
+    sequence: int = -1
+    """Counts the sealed segments of a log; -1 for a stretch without changes, which is not kept."""
+    sealed: float = 0.0
+    """When it became durable, in seconds since 1970."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def of_table(self, table: int) -> Segment:
+        """The same segment with this table's files only."""
+        return replace(self, files=tuple(file for file in self.files if file.table == table))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sequence": self.sequence,
+            "after": int(self.span.after),
+            "upto": int(self.span.upto),
+            "commit_time": self.commit_time,
+            "transactions": self.transactions,
+            "sealed": self.sealed,
+            "files": [file.to_dict() for file in self.files],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            span=Span(Lsn(raw["after"]), Lsn(raw["upto"])),
+            commit_time=raw["commit_time"],
+            transactions=raw["transactions"],
+            files=tuple(LogFile.from_dict(file) for file in raw["files"]),
+            sequence=raw["sequence"],
+            sealed=raw["sealed"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Where a table's copy under one snapshot lies."""
+
+    table: int
+    snapshot: Lsn
+    folder: str
+    """Relative to the log's folder."""

@@ -1,0 +1,130 @@
+"""The schemas that the log's files have: one small JSON file each, and who still needs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+
+from walflow.changelog.durable import remove, sync_folder, write_atomically
+from walflow.changelog.journal import DAMAGE_HINT
+from walflow.changelog.records import LogFile
+from walflow.errors import LogDamaged, LogError
+from walflow.model import Lsn, TableSchema
+
+__all__ = ["SchemaFolder"]
+
+_NAME = re.compile(r"(\d+)-([0-9a-f]{16})\.json")
+
+
+class SchemaFolder:
+    """Schemas by table and version. All calls may come from several threads.
+
+    A schema is needed while a sealed file or the open segment uses it. The newest of a table
+    stays in any case: it is the form the table has now, changes or not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[int, dict[Lsn, TableSchema]] = {}
+        self._uses: Counter[tuple[int, Lsn]] = Counter()
+        self._lock = Lock()
+
+    def load(self, end: Lsn) -> None:
+        """Read the folder, once the sealed files are counted; remove what a crash left."""
+        for path in sorted(self._folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is None:
+                remove(path)
+                continue
+            table, version = int(match[1]), Lsn(match[2], 16)
+            if version > end and not self._uses[table, version]:
+                # Of a segment that was never sealed.
+                remove(path)
+                continue
+            try:
+                schema = TableSchema.from_dict(json.loads(path.read_bytes()))
+            except (ValueError, KeyError, TypeError) as error:
+                raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
+            self._known.setdefault(table, {})[version] = schema
+        for table, version in +self._uses:
+            if version not in self._known.get(table, {}):
+                raise LogDamaged(
+                    f"schema {version} of table {table} is missing in {self._folder}",
+                    hint=DAMAGE_HINT,
+                )
+
+    def get(self, table: int, version: Lsn) -> TableSchema | None:
+        with self._lock:
+            return self._known.get(table, {}).get(version)
+
+    def latest(self, table: int, at: Lsn | None) -> TableSchema | None:
+        with self._lock:
+            known = self._known.get(table, {})
+            versions = [version for version in known if at is None or version <= at]
+            return known[max(versions)] if versions else None
+
+    def use(self, schema: TableSchema) -> None:
+        """Count the open segment as a user, so that the schema is not dropped before the seal."""
+        key = (schema.oid, schema.version)
+        with self._lock:
+            known = self._known.get(schema.oid, {}).get(schema.version)
+            if known is not None and known != schema and self._uses[key]:
+                raise LogError(
+                    f"schema {schema.version} of {schema.name} is in {self._folder} already, "
+                    "in another form",
+                    hint="A changed setting of types needs a new log: remove the folder, or name "
+                    "another one (--log FOLDER). The tables are copied again.",
+                )
+            self._uses[key] += 1
+
+    def release(self, schemas: Iterable[TableSchema]) -> None:
+        """The open segment no longer uses these."""
+        with self._lock:
+            self._uses.subtract((schema.oid, schema.version) for schema in schemas)
+
+    def count(self, files: Iterable[LogFile]) -> None:
+        """Count sealed files as users."""
+        with self._lock:
+            self._uses.update((file.table, file.version) for file in files)
+
+    def discount(self, files: Iterable[LogFile]) -> None:
+        """These files are retired."""
+        with self._lock:
+            self._uses.subtract((file.table, file.version) for file in files)
+
+    def store(self, schemas: Iterable[TableSchema]) -> None:
+        """Write the ones that are not there yet; durable when it returns."""
+        new = [schema for schema in schemas if self.get(schema.oid, schema.version) != schema]
+        for schema in new:
+            content = json.dumps(schema.to_dict(), indent=1).encode()
+            write_atomically(self._path(schema), content, folder_too=False)
+        if new:
+            sync_folder(self._folder)
+        with self._lock:
+            for schema in new:
+                self._known.setdefault(schema.oid, {})[schema.version] = schema
+
+    def drop_unused(self) -> None:
+        with self._lock:
+            for table, versions in self._known.items():
+                for version in sorted(versions)[:-1]:
+                    if not self._uses[table, version]:
+                        # Under the lock, so that it cannot meet a writer that stores it again.
+                        remove(self._path(versions.pop(version)))
+            # Zeros would pile up with the versions.
+            self._uses = +self._uses
+
+    def clear(self) -> None:
+        """Drop all; no segment is left, open or sealed."""
+        with self._lock:
+            self._known = {}
+            self._uses.clear()
+            for path in self._folder.iterdir():
+                remove(path)
+
+    def _path(self, schema: TableSchema) -> Path:
+        return self._folder / f"{schema.oid}-{schema.version:016x}.json"
