@@ -1,0 +1,172 @@
+"""What a destination is.
+
+``Destination`` is the least that one must do. The other protocols are optional and found with
+``isinstance``; a destination that has ``Positioned`` gets every change effectively once, any other
+at least once. All calls may come from several threads, never two at once for the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from walflow.errors import DestinationError
+from walflow.model import Lsn, Span, TableName, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from walflow.spark.net import FileStats
+
+__all__ = [
+    "AdoptsFiles",
+    "Destination",
+    "Events",
+    "Positioned",
+    "Shutdown",
+    "Startup",
+    "TableChanges",
+    "TablesFailed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """The changes of one table in a stretch of the log; all rows have the one schema."""
+
+    schema: TableSchema
+    files: tuple[str, ...]
+    """Files of the change log, as Spark finds them."""
+    stats: FileStats
+    """What is in the files at most: a destination may take short cuts by it."""
+    spark: SparkSession = field(repr=False)
+    after: Lsn = Lsn(0)
+    """Changes of transactions that committed before this position are not among the rows."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the table was emptied: the rows are those after the last truncate."""
+        return self.stats.last_truncate is not None
+
+    @property
+    def changes(self) -> DataFrame:
+        """Every change: the table's columns and ``_change_type``, ``_lsn``, ``_seq``,
+        ``_timestamp``, ``_xid``, ``_unchanged``, ``_old``, ``_exact``. (``_lsn``, ``_seq``) is
+        their order, is unique, and is the same in every replay."""
+        from walflow.spark.net import read_changes
+
+        rows = read_changes(self.spark, self.files, self.schema)
+        # A position is the end of a transaction, `_lsn` the place of its commit, just before.
+        return rows.where(f"`_lsn` >= {int(self.after)}") if self.after else rows
+
+    def net(self) -> DataFrame:
+        """What the changes come to; see walflow.spark.net for the columns.
+
+        Keyed tables: one ``upsert`` or ``delete`` a key. Keyless tables: one ``insert`` or
+        ``delete`` for each copy of a row that comes or goes.
+        """
+        from walflow.spark.net import exploded_copies, net_changes, net_copies
+
+        if self.schema.key:
+            return net_changes(self.changes, self.schema, self.stats)
+        return exploded_copies(net_copies(self.changes, self.schema, self.stats), self.schema)
+
+    def using(self, spark: SparkSession) -> TableChanges:
+        """The same changes, read by another session (say, one with settings of its own)."""
+        return replace(self, spark=spark)
+
+    def since(self, position: Lsn) -> TableChanges:
+        """Without the transactions that ended at or before the position."""
+        stats = self.stats
+        if stats.last_truncate is not None and stats.last_truncate[0] < position:
+            stats = replace(stats, last_truncate=None)
+        return replace(self, after=max(self.after, position), stats=stats)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A stretch of the log, and the changes in it of the tables that are concerned."""
+
+    span: Span
+    tables: tuple[TableChanges, ...]
+
+
+class TablesFailed(DestinationError):
+    """Some tables of a round could not be written; the others were."""
+
+    def __init__(self, failures: Mapping[TableName, Exception]) -> None:
+        first, error = next(iter(failures.items()))
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        super().__init__(f"{first}: {error}{more}", hint=getattr(error, "hint", None))
+        self.failures = dict(failures)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TablesFailed, (self.failures,)
+
+
+@runtime_checkable
+class Destination(Protocol):
+    """The least that a destination must do."""
+
+    @property
+    def name(self) -> str: ...
+
+    def truncate_table(self, table: TableSchema) -> None:
+        """Make the table empty before a copy; it may not exist yet. Repeats safely."""
+
+    def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
+        """Append rows of the copy, with a column ``_exact`` if some need it. Empty rows create
+        the table. May be called several times after one truncate_table."""
+
+    def write_events(self, events: Events) -> None:
+        """Apply the changes. The same events may come again, and must then change nothing.
+        Raises TablesFailed when some tables could not be written."""
+
+
+@runtime_checkable
+class Startup(Protocol):
+    def startup(self) -> None:
+        """Called once before all else; may take the time to warm up."""
+
+
+@runtime_checkable
+class Shutdown(Protocol):
+    def shutdown(self) -> None:
+        """Called once after all else, also after errors."""
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """Keeps the applied position with the data, in the same transaction."""
+
+    def applied(self, table: TableSchema) -> Lsn | None:
+        """Up to where the table has all changes; None: there is no complete copy of it."""
+
+    def mark_applied(self, table: TableSchema, position: Lsn, settled: Lsn | None = None) -> None:
+        """Called when the copy is complete: the table has all up to the position.
+
+        ``settled`` is given when parts of the copy saw later states than the position: until the
+        changes up to there are applied too, rows of them may be in the table already.
+        """
+
+
+@runtime_checkable
+class AdoptsFiles(Protocol):
+    """Can take finished Parquet files over as they are, instead of write_table_rows."""
+
+    def adopt_files(
+        self,
+        table: TableSchema,
+        files: Sequence[Path],
+        position: Lsn,
+        exact: bool,
+        settled: Lsn | None = None,
+    ) -> None:
+        """Make the table from the copy's files and mark it as applied up to the position.
+
+        What was there before is replaced. ``exact``: some file has the column ``_exact``. The
+        files are gone afterwards. If it fails, they are as they were, the table has no position,
+        and the call may be repeated.
+        """
