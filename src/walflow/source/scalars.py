@@ -28,6 +28,7 @@ __all__ = [
     "boolean_from_text",
     "bytes_from_binary",
     "bytes_from_text",
+    "char_from_text",
     "jsonb_from_binary",
     "number_from_binary",
     "number_from_text",
@@ -51,6 +52,19 @@ def read_fixed(cells: Cells, dtype: str, skip: int = 0) -> npt.NDArray[Any]:
 
 def string_from_text(cells: Cells) -> Converted:
     return Converted(cells.to_text())
+
+
+def char_from_text(cells: Cells) -> Converted:
+    r"""``"char"``, one byte: past ASCII it is ``\303``, as Postgres 15 and newer print it.
+
+    Postgres 14 prints the bare byte, which is no UTF-8.
+    """
+    bare = (cells.end - cells.start == 1) & (cells.data[cells.start] > 0x7F)
+    if not bare.any():
+        return string_from_text(cells)
+    texts = cells.to_binary().to_numpy(zero_copy_only=False)
+    texts[bare] = [b"\\%o" % byte for byte in cells.data[cells.start[bare]].tolist()]
+    return Converted(pa.array(texts, pa.string()))
 
 
 def number_from_text(cells: Cells, kind: pa.DataType) -> Converted:

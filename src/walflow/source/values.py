@@ -49,7 +49,7 @@ SESSION_OPTIONS = " ".join(
 )
 """libpq's ``options`` for every session that reads values: they fix how Postgres prints them."""
 
-_BOOL, _BYTEA, _NUMERIC, _XID8 = 16, 17, 1700, 5069
+_BOOL, _BYTEA, _CHAR, _NUMERIC, _XID8 = 16, 17, 18, 1700, 5069
 _UUID, _JSONB = 2950, 3802
 _INT2VECTOR, _OIDVECTOR = 22, 30
 
@@ -155,7 +155,7 @@ def _text_converter(pg: PgType, spark: str) -> Converter:
     if spark.startswith("array<"):
         return partial(_array_from_text, pg, spark)
     if spark == "string":
-        return scalars.string_from_text
+        return scalars.char_from_text if pg.base == _CHAR else scalars.string_from_text
     if digits := _decimal_digits(spark):
         return partial(decimals.decimal_from_text, precision=digits[0], scale=digits[1])
     if pg.base == _NUMERIC:
