@@ -230,12 +230,14 @@ def _parse(uri: str) -> dict[str, Any]:
         raise BadUri(
             f"The source's URI cannot be read: {_without_quotes(str(error))}", hint=_URI_HINT
         ) from None
-    # A password with unescaped characters ends up in host or port: say so, without showing it.
+    # A password with unescaped characters ends up elsewhere: say so, without showing it.
     host, port = str(given.get("host") or ""), str(given.get("port") or "")
     if "@" in host or ("/" in host and not host.startswith("/")):
         raise BadUri("The source's URI has an impossible host.", hint=_URI_HINT)
-    if not re.fullmatch(r"(\d+(,\d+)*)?", port):
+    if not re.fullmatch(r"[\d,]*", port):
         raise BadUri("The source's URI has an impossible port.", hint=_URI_HINT)
+    if "@" in str(given.get("dbname") or "") and not given.get("user"):
+        raise BadUri("The source's URI has no user, but an @ in the database.", hint=_URI_HINT)
     return given
 
 

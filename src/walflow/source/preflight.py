@@ -9,7 +9,6 @@ from walflow.config import TypeSettings
 from walflow.errors import (
     NoFreeSender,
     NoFreeSlot,
-    NoReplicaIdentity,
     NoReplicationRight,
     NoSelectRight,
     ServerTooOld,
@@ -25,7 +24,7 @@ from walflow.source.publication import (
     find_tables,
     identity_sql,
     read_publication,
-    tables_without_identity,
+    require_identities,
 )
 from walflow.source.server import Server, read_server
 from walflow.source.slots import SlotState, check_slot, read_slot
@@ -72,7 +71,7 @@ def preflight(
     warnings: list[str] = []
     if found is None and create_publication:
         wanted = find_tables(connection, tables)
-        _check_identities(connection, wanted)
+        require_identities(connection, wanted)
     else:
         found = read_publication(connection, publication)
         published = published_tables(connection, publication, types or TypeSettings())
@@ -98,16 +97,6 @@ def _check_server(server: Server) -> None:
     if not server.may_replicate:
         raise NoReplicationRight(
             f'The role "{server.role}" may not replicate.', hint=replication_hint(server.role)
-        )
-
-
-def _check_identities(connection: Session, tables: Sequence[TableName]) -> None:
-    without = tables_without_identity(connection, tables)
-    if without:
-        raise NoReplicaIdentity(
-            "Publishing these tables would make Postgres refuse their updates and deletes, "
-            f"because they have no replica identity: {', '.join(map(str, without))}.",
-            hint="Give them primary keys, or run: " + identity_sql(without),
         )
 
 

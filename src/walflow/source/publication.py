@@ -16,8 +16,11 @@ __all__ = [
     "create_publication",
     "find_publication",
     "find_tables",
+    "identity_sql",
     "publication_sql",
     "read_publication",
+    "require_identities",
+    "tables_without_identity",
 ]
 
 
@@ -94,13 +97,7 @@ def create_publication(
     found = find_publication(connection, name)
     if found is not None:
         return found
-    without = tables_without_identity(connection, tables)
-    if without:
-        raise NoReplicaIdentity(
-            f"Publishing these tables would make Postgres refuse their updates and deletes, as "
-            f"they have no replica identity: {', '.join(map(str, without))}.",
-            hint="Give them primary keys, or run: " + identity_sql(without),
-        )
+    require_identities(connection, tables)
     statement = publication_sql(name, tables)
     try:
         connection.execute(statement)
@@ -173,6 +170,17 @@ def tables_without_identity(
     names = [table.quoted for table in tables]
     rows = connection.execute(_WITHOUT_IDENTITY, {"all": not names, "names": names}).fetchall()
     return [TableName(*row) for row in rows]
+
+
+def require_identities(connection: Session, tables: Sequence[TableName] = ()) -> None:
+    """Raise ``NoReplicaIdentity`` if publishing these tables (all, if none) would break them."""
+    without = tables_without_identity(connection, tables)
+    if without:
+        raise NoReplicaIdentity(
+            "Publishing these tables would make Postgres refuse their updates and deletes, "
+            f"because they have no replica identity: {', '.join(map(str, without))}.",
+            hint="Give them primary keys, or run: " + identity_sql(without),
+        )
 
 
 def identity_sql(tables: Sequence[TableName]) -> str:

@@ -1,0 +1,293 @@
+"""What a publication publishes, read by a role with REPLICATION and nothing else."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.conftest import Database
+from walflow.config import TypeSettings
+from walflow.errors import PublicationMissing, ReservedColumnName
+from walflow.model import Lsn, ReplicaIdentity, TableName
+from walflow.source.catalog import (
+    RESERVED_COLUMNS,
+    PublishedTable,
+    describe_relation,
+    published_tables,
+)
+from walflow.source.connection import connect
+from walflow.source.publication import Publication, read_publication
+from walflow.source.relation import Relation, RelationColumn, parse_relation
+from walflow.source.types import TypeCatalog
+
+
+def published(database: Database, name: str = "walflow") -> dict[str, PublishedTable]:
+    """The publication's tables by name, read by the weakest role that can."""
+    with connect(database.replicator(), application_name="walflow test") as connection:
+        found = published_tables(connection, name, TypeSettings())
+    return {table.name.name: table for table in found}
+
+
+def streamed(database: Database, *statements: str) -> dict[str, Relation]:
+    """The relation messages that Postgres really sends for these statements."""
+    slot = f"{database.name}_probe"
+    rows = database.execute(
+        f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+        *statements,
+        f"SELECT data FROM pg_logical_slot_get_binary_changes('{slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'walflow')",
+    )
+    relations = [parse_relation(bytes(data)) for (data,) in rows if bytes(data)[:1] == b"R"]
+    database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    return {relation.name.name: relation for relation in relations}
+
+
+def test_keys_follow_the_replica_identity(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE by_key (b int, a int, x text, PRIMARY KEY (a, b) INCLUDE (x))",
+        "CREATE TABLE by_index (id int PRIMARY KEY, code int NOT NULL, x text)",
+        "CREATE UNIQUE INDEX by_index_code ON by_index (code)",
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_code",
+        "CREATE TABLE whole (id int PRIMARY KEY, x text)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE TABLE whole_keyless (x text)",
+        "ALTER TABLE whole_keyless REPLICA IDENTITY FULL",
+        "CREATE TABLE keyless (x text)",
+        "CREATE TABLE nothing (id int PRIMARY KEY)",
+        "ALTER TABLE nothing REPLICA IDENTITY NOTHING",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    tables = published(any_database)
+    keys = {name: table.schema.key for name, table in tables.items()}
+    assert keys == {
+        "by_key": ("b", "a"),
+        "by_index": ("code",),
+        "whole": ("id",),
+        "whole_keyless": (),
+        "keyless": (),
+        "nothing": (),
+    }
+    assert tables["by_index"].schema.replica_identity is ReplicaIdentity.INDEX
+    usable = {name: table.relations[0].has_identity for name, table in tables.items()}
+    assert [name for name, has in usable.items() if not has] == ["keyless", "nothing"]
+    assert [column.nullable for column in tables["by_key"].schema.columns] == [False, False, True]
+    assert all(table.publication.all_tables for table in tables.values())
+
+
+def test_the_stream_and_the_catalog_describe_tables_alike(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'happy')",
+        "CREATE DOMAIN cents AS numeric(12,2)",
+        "CREATE TABLE by_key (gone int, b int, a int, PRIMARY KEY (a, b))",
+        "ALTER TABLE by_key DROP COLUMN gone, ADD m mood[], ADD c cents, ADD n numeric(5,1)[]",
+        "ALTER TABLE by_key ADD g int GENERATED ALWAYS AS (a + b) STORED",
+        "CREATE TABLE whole (id int PRIMARY KEY, x varchar(10))",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE TABLE keyless (x text)",
+        "CREATE TABLE parts (id int, at int, x text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
+        "CREATE TABLE part (x text, at int NOT NULL, id int NOT NULL)",
+        "ALTER TABLE parts ATTACH PARTITION part FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION walflow FOR TABLE by_key, whole, keyless, parts"
+        " WITH (publish_via_partition_root)",
+    )
+    relations = streamed(
+        any_database,
+        "INSERT INTO by_key (a, b) VALUES (1, 2)",
+        "INSERT INTO whole VALUES (1)",
+        "INSERT INTO keyless VALUES ('x')",
+        "INSERT INTO parts VALUES (1, 1, 'x')",
+    )
+    tables = published(any_database)
+    # Postgres announces the partition too, though its changes come as the root's.
+    assert relations.keys() - {"part"} == tables.keys()
+    with connect(any_database.replicator(), application_name="t") as connection:
+        types = TypeCatalog(connection)
+        for name, table in tables.items():
+            described = describe_relation(connection, relations[name], types, TypeSettings())
+            assert described == table.schema
+            later = describe_relation(connection, relations[name], types, TypeSettings(), Lsn(77))
+            assert later.version == 77
+            assert later.same_form(described)
+
+
+def test_a_relation_that_is_long_gone_can_still_be_described(any_database: Database) -> None:
+    relation = Relation(
+        oid=4_000_000_000,
+        name=TableName("public", "gone"),
+        identity=ReplicaIdentity.DEFAULT,
+        columns=(
+            RelationColumn("id", 23, -1, identity=True),
+            RelationColumn("feeling", 4_000_000_001, -1, identity=False),
+        ),
+    )
+    with connect(any_database.replicator(), application_name="t") as connection:
+        schema = describe_relation(connection, relation, TypeCatalog(connection), TypeSettings())
+    assert schema.key == ("id",)
+    assert [column.spark_type for column in schema.columns] == ["int", "string"]
+    assert [column.position for column in schema.columns] == [0, 0]
+
+
+def test_partitions_published_one_by_one(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE part_a PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE part_b PARTITION OF parts FOR VALUES FROM (10) TO (20)",
+        "CREATE PUBLICATION walflow FOR TABLE parts",
+    )
+    tables = published(any_database)
+    assert sorted(tables) == ["part_a", "part_b"]
+    assert [part.name.name for part in tables["part_a"].relations] == ["part_a"]
+    assert not read_flags(any_database).via_root
+
+
+def test_partitions_published_through_their_root(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE parts (id int, k int, PRIMARY KEY (id, k)) PARTITION BY RANGE (id)",
+        "CREATE TABLE part_a PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE part_b PARTITION OF parts FOR VALUES FROM (10) TO (20) PARTITION BY LIST (k)",
+        "CREATE TABLE part_b1 PARTITION OF part_b FOR VALUES IN (1)",
+        "CREATE TABLE empty_parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES WITH (publish_via_partition_root)",
+        "INSERT INTO parts SELECT n, 1 FROM generate_series(0, 19) AS n",
+    )
+    tables = published(any_database)
+    assert sorted(tables) == ["empty_parts", "parts"]
+    assert [part.name.name for part in tables["parts"].relations] == ["part_a", "part_b1"]
+    assert all(part.pages == 1 for part in tables["parts"].relations)
+    assert tables["parts"].partitioned
+    assert tables["empty_parts"].relations == ()
+
+
+def test_tables_that_are_not_in_the_log_are_not_published(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY)",
+        "CREATE VIEW seen AS SELECT 1 AS one",
+        "CREATE MATERIALIZED VIEW kept AS SELECT 1 AS one",
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (more int, PRIMARY KEY (id)) INHERITS (parent)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    assert sorted(published(any_database)) == ["child", "parent"]
+
+
+def test_generated_columns_are_left_out(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, z text)",
+        "CREATE PUBLICATION walflow FOR TABLE t",
+    )
+    schema = published(any_database)["t"].schema
+    assert schema.column_names == ("id", "z")
+    assert [column.position for column in schema.columns] == [1, 3]
+
+
+def test_generated_columns_are_there_if_18_publishes_them(any_database: Database) -> None:
+    if any_database.server.version < 18:
+        with any_database.connect() as connection, pytest.raises(psycopg.errors.SyntaxError):
+            connection.execute("CREATE PUBLICATION p WITH (publish_generated_columns = stored)")
+        return
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id + 1) STORED,"
+        " v int GENERATED ALWAYS AS (id + 2) VIRTUAL)",
+        "CREATE PUBLICATION walflow FOR TABLE t WITH (publish_generated_columns = stored)",
+        "CREATE PUBLICATION listed FOR TABLE t (id, s)",
+    )
+    assert published(any_database)["t"].schema.column_names == ("id", "s")
+    assert published(any_database, "listed")["t"].schema.column_names == ("id", "s")
+    relation = streamed(any_database, "INSERT INTO t VALUES (1)")["t"]
+    assert [column.name for column in relation.columns] == ["id", "s"]
+
+
+def test_column_lists_and_row_filters(any_database: Database) -> None:
+    if any_database.server.version < 15:
+        any_database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow FOR TABLE t"
+        )
+        assert published(any_database)["t"].row_filter is None
+        return
+    any_database.execute(
+        'CREATE TABLE t (id int PRIMARY KEY, "Hidden" text, x int, y int)',
+        "CREATE PUBLICATION walflow FOR TABLE t (y, id, x) WHERE (id > 10 AND id < 99)",
+    )
+    table = published(any_database)["t"]
+    assert table.schema.column_names == ("id", "x", "y")
+    assert table.row_filter is not None
+    assert any_database.execute(f"SELECT count(*) FROM t WHERE {table.row_filter}") == [(0,)]
+    assert table.uncovered == ()
+
+
+def test_tables_of_a_schema(any_database: Database) -> None:
+    if any_database.server.version < 15:
+        with any_database.connect() as connection, pytest.raises(psycopg.errors.SyntaxError):
+            connection.execute("CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
+        return
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLES IN SCHEMA public",
+    )
+    assert sorted(published(any_database)) == ["t"]
+
+
+def test_names_with_every_kind_of_letter(any_database: Database) -> None:
+    any_database.execute(
+        'CREATE SCHEMA "Ünï.code"',
+        'CREATE TABLE "Ünï.code"."a ""b"".c" ("Id" int PRIMARY KEY, id int, "x y" text)',
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    (table,) = published(any_database).values()
+    assert table.name == TableName("Ünï.code", 'a "b".c')
+    assert table.schema.column_names == ("Id", "id", "x y")
+    assert table.schema.key == ("Id",)
+
+
+def test_an_identity_column_left_out_of_the_list_leaves_no_key(any_database: Database) -> None:
+    if any_database.server.version < 15:
+        return
+    any_database.execute(
+        "CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))",
+        "CREATE TABLE f (a int PRIMARY KEY, b int, c int)",
+        "ALTER TABLE f REPLICA IDENTITY FULL",
+        "CREATE PUBLICATION walflow FOR TABLE t (a), f (a, b)",
+    )
+    tables = published(any_database)
+    assert tables["t"].schema.key == ()
+    assert tables["t"].uncovered == ("b",)
+    assert tables["f"].schema.key == ("a",)
+    assert tables["f"].uncovered == ("c",)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_COLUMNS))
+def test_a_column_with_one_of_our_names_is_refused(database: Database, name: str) -> None:
+    database.execute(
+        f'CREATE TABLE t (id int PRIMARY KEY, "{name}" int)',
+        "CREATE PUBLICATION walflow FOR TABLE t",
+        "CREATE PUBLICATION everything FOR ALL TABLES",
+    )
+    with pytest.raises(ReservedColumnName) as raised:
+        published(database)
+    assert "public.t" in raised.value.message
+    assert name in raised.value.message
+    with pytest.raises(ReservedColumnName, match=name) as everything:
+        published(database, "everything")
+    assert "RENAME COLUMN" in everything.value.hint
+    statements = raised.value.hint.partition(": ")[2].partition("; or")[0].split("; ")
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    assert published(database)["t"].schema.column_names == ("id",)
+
+
+def test_flags_of_a_publication(any_database: Database) -> None:
+    any_database.execute("CREATE PUBLICATION walflow WITH (publish = 'insert, delete')")
+    flags = read_flags(any_database)
+    assert flags.unpublished == ("updates", "truncates")
+    assert flags.needs_identity
+    with (
+        connect(any_database.uri, application_name="t") as connection,
+        pytest.raises(PublicationMissing),
+    ):
+        published_tables(connection, "missing", TypeSettings())
+
+
+def read_flags(database: Database) -> Publication:
+    with connect(database.replicator(), application_name="t") as connection:
+        return read_publication(connection, "walflow")
