@@ -1,1 +1,98 @@
+"""Destinations: where tables are kept. ``open_destination`` finds the one that a URI names."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from walflow.config import Settings
+from walflow.destinations.base import Destination, Shutdown, Startup
+from walflow.errors import BadUri, DestinationError, WalflowError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["OpenDestination", "open_destination", "warehouse_of"]
+
+_KNOWN = ("iceberg",)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDestination:
+    """A destination and the Spark session that it runs on."""
+
+    destination: Destination
+    spark: SparkSession
+
+    def close(self) -> None:
+        """End the destination, then Spark and its JVM. Repeats safely."""
+        from walflow.spark.session import stop_session
+
+        if isinstance(self.destination, Shutdown):
+            self.destination.shutdown()
+        stop_session(self.spark)
+
+
+def warehouse_of(uri: str) -> Path:
+    """The folder that an Iceberg URI names."""
+    parts = urlsplit(uri)
+    if parts.scheme not in _KNOWN:
+        raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(_KNOWN)}).")
+    if parts.netloc or parts.query or parts.fragment or not parts.path:
+        raise BadUri(
+            f"The destination {uri!r} does not name a folder: three slashes, then the path.",
+            hint="For example iceberg:///data/lake. Settings of the catalog go into "
+            "destination.options.",
+        )
+    return Path(unquote(parts.path)).absolute()
+
+
+def open_destination(settings: Settings, system_id: str) -> OpenDestination:
+    """Start Spark and open the destination that the settings name.
+
+    Warming up goes on in the background, so that it can overlap with the copy.
+    """
+    warehouse = warehouse_of(settings.destination.uri)
+    _check_writable(warehouse)
+    from walflow.destinations.iceberg import IcebergDestination, Owner, catalog_conf
+    from walflow.spark.jars import ICEBERG
+    from walflow.spark.session import make_session
+
+    options = settings.destination.options
+    spark = make_session(settings.spark, [ICEBERG], catalog_conf(str(warehouse), options))
+    destination = IcebergDestination(
+        spark, str(warehouse), Owner(settings.name, system_id), options
+    )
+    if isinstance(destination, Startup):
+        threading.Thread(
+            target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
+        ).start()
+    return OpenDestination(destination, spark)
+
+
+def _warm_up(destination: Startup) -> None:
+    # Only speed is lost if it fails, or if the pipeline ends before it: what is really wrong
+    # shows at the first write.
+    with contextlib.suppress(Exception):
+        destination.startup()
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(folder, str(error)) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _not_writable(folder, "no permission")
+
+
+def _not_writable(folder: Path, reason: str) -> WalflowError:
+    return DestinationError(
+        f"The destination's folder {folder} cannot be written: {reason}.",
+        hint="Name another folder (--to iceberg:///folder), or give this user the right to it.",
+    )

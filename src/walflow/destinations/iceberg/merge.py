@@ -1,0 +1,240 @@
+"""One commit a round: how net changes get into a table.
+
+Every function here makes exactly one commit; the session it runs in stamps it with the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from walflow.destinations.iceberg.tables import EXACT, literal, table_identifier
+from walflow.errors import DestinationError
+from walflow.model import TableSchema
+from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted, row_identity
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
+    from pyspark.sql import DataFrame
+
+__all__ = ["append_rows", "kept", "merge_copies", "merge_net", "replace_rows", "with_base_rows"]
+
+_SOURCE = "walflow_round"
+
+
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame, computed once however often it is read inside."""
+    from pyspark import StorageLevel
+
+    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
+
+
+def append_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> None:
+    """Add rows (the table's columns and ``_exact``)."""
+    _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name)).append()
+
+
+def replace_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> None:
+    """Make these the table's only rows."""
+    writer = _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name))
+    writer.overwrite(sf.lit(True))
+
+
+def _table_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> DataFrame:
+    columns = [sf.col(quoted(name)) for name in schema.column_names]
+    if has_exact:
+        columns.append(
+            sf.col("_exact").alias(EXACT)
+            if "_exact" in rows.columns
+            else sf.lit(None).cast(EXACT_TYPE).alias(EXACT)
+        )
+    return rows.select(*columns)
+
+
+def merge_net(net: DataFrame, schema: TableSchema, has_exact: bool, partial: bool) -> None:
+    """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
+    spark = net.sparkSession
+    values = [name for name in schema.column_names if name not in schema.key]
+    target, source = "t.{}".format, "s.{}".format
+    updates = [
+        f"t.{quoted(name)} = " + (_kept_or_new(name) if partial else source(quoted(name)))
+        for name in values
+    ]
+    columns = [quoted(name) for name in schema.column_names]
+    inserts = [
+        _new_or_missing(schema, name) if partial and name in values else source(quoted(name))
+        for name in schema.column_names
+    ]
+    if has_exact:
+        updates.append(f"{target(EXACT)} = {_exact_after(partial)}")
+        columns.append(EXACT)
+        inserts.append("s._exact")
+    # A table of nothing but its key has nothing to update.
+    update = f" WHEN MATCHED THEN UPDATE SET {', '.join(updates)}" if updates else ""
+    # The predicate is always true. It is there because Spark filters the table's scan by the
+    # source's keys (a Bloom filter) only where the source is filtered itself.
+    with _viewed(net):
+        spark.sql(
+            f"MERGE INTO {table_identifier(schema.name)} t"
+            f" USING (SELECT * FROM {_SOURCE} WHERE _change_type IN ('upsert', 'delete')) s"
+            f" ON {_same_key(schema, has_exact)}"
+            " WHEN MATCHED AND s._change_type = 'delete' THEN DELETE"
+            f"{update}"
+            " WHEN NOT MATCHED AND s._change_type = 'upsert'"
+            f" THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(inserts)})"
+        )
+
+
+def _same_key(schema: TableSchema, has_exact: bool) -> str:
+    parts = []
+    for column in schema.key_columns:
+        name = quoted(column.name)
+        if has_exact and may_be_inexact(column):
+            # Two keys that the type cannot hold may look the same, or be null.
+            text = literal(column.name)
+            parts.append(f"t.{name} <=> s.{name}")
+            parts.append(f"try_element_at(t.{EXACT}, {text}) <=> try_element_at(s._exact, {text})")
+        else:
+            parts.append(f"t.{name} = s.{name}")
+    return " AND ".join(parts)
+
+
+def _kept_or_new(name: str) -> str:
+    column = quoted(name)
+    return (
+        f"CASE WHEN array_contains(s._unchanged, {literal(name)})"
+        f" THEN t.{column} ELSE s.{column} END"
+    )
+
+
+def _new_or_missing(schema: TableSchema, name: str) -> str:
+    column = quoted(name)
+    message = literal(_missing_row(schema))
+    return (
+        f"CASE WHEN array_contains(s._unchanged, {literal(name)})"
+        f" THEN raise_error({message}) ELSE s.{column} END"
+    )
+
+
+def _missing_row(schema: TableSchema) -> str:
+    return f"walflow: {schema.name} lacks a row whose unchanged columns a change relies on"
+
+
+def _exact_after(partial: bool) -> str:
+    """The exact texts of an updated row: the new ones, and those of columns that stay."""
+    if not partial:
+        return "s._exact"
+    nothing = f"cast(map() AS {EXACT_TYPE})"
+    stays = f"map_filter(t.{EXACT}, (name, text) -> array_contains(s._unchanged, name))"
+    both = f"map_concat(coalesce({stays}, {nothing}), coalesce(s._exact, {nothing}))"
+    return f"CASE WHEN s._unchanged IS NULL THEN s._exact WHEN size({both}) > 0 THEN {both} END"
+
+
+def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> DataFrame:
+    """Net changes in which rows that changed their key have the values they were not sent.
+
+    Those values are in the table, under the key that the row had (``_old``).
+    """
+    moved = net.where("_old IS NOT NULL")
+    table = net.sparkSession.table(table_identifier(schema.name)).select(
+        sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("base"),
+        (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("base_exact"),
+    )
+    same = [sf.col("base")[name].eqNullSafe(sf.col(f"_old.{quoted(name)}")) for name in schema.key]
+    found = moved.join(table, same, "left")
+
+    def value(name: str) -> Expr:
+        own = sf.col(quoted(name))
+        if name in schema.key:
+            return own
+        missing = sf.raise_error(sf.lit(_missing_row(schema)))
+        base = sf.when(sf.col("base").isNull(), missing).otherwise(sf.col("base")[name])
+        return sf.when(sf.array_contains("_unchanged", name), base).otherwise(own).alias(name)
+
+    nothing = sf.create_map().cast(EXACT_TYPE)
+    stays = sf.map_filter("base_exact", lambda n, _: sf.array_contains(sf.col("_unchanged"), n))
+    exact = sf.map_concat(sf.coalesce(stays, nothing), sf.coalesce(sf.col("_exact"), nothing))
+    filled = found.select(
+        "_change_type",
+        sf.lit(None).cast("array<string>").alias("_unchanged"),
+        sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
+        sf.when(sf.size(exact) > 0, exact).alias("_exact"),
+        *(value(name) for name in schema.column_names),
+    )
+    return net.where("_old IS NULL").unionByName(filled)
+
+
+def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> None:
+    """Remove and add as many copies of rows as the net copies of a keyless table say.
+
+    Equal rows are told apart by where they are stored, so that exactly as many go as must.
+    """
+    spark = copies.sparkSession
+    identifier = table_identifier(schema.name)
+    gone = copies.where("copies < 0").select("identity", (-sf.col("copies")).alias("wanted"))
+    stored = sf.struct(
+        *(sf.col(quoted(c.name)).cast(c.spark_type).alias(c.name) for c in schema.columns)
+    )
+    exact = sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)
+    table = spark.table(identifier).select(
+        sf.col("_file").alias("file"),
+        sf.col("_pos").alias("place"),
+        row_identity(schema, stored, exact).alias("stored"),
+    )
+    number = sf.row_number().over(Window.partitionBy("identity").orderBy("file", "place"))
+    removed = (
+        table.join(gone, sf.col("stored").eqNullSafe(sf.col("identity")))
+        .withColumn("number", number)
+        .where("number <= wanted")
+        .select("file", "place")
+    )
+    with kept(removed):
+        wanted = gone.agg(sf.coalesce(sf.sum("wanted"), sf.lit(0)).alias("wanted")).first()
+        found = removed.count()
+        if wanted is None or wanted["wanted"] != found:
+            raise DestinationError(
+                f"{schema.name} lacks {wanted and wanted['wanted'] - found} of the rows that were"
+                " removed from its source",
+                hint="The table was changed by someone else, or has no key and values that Spark"
+                " cannot hold: copy it again.",
+            )
+        added = copies.where("copies > 0").select(
+            sf.lit(None).cast("string").alias("file"),
+            sf.lit(None).cast("bigint").alias("place"),
+            "row",
+            "exact",
+            sf.explode(sf.sequence(sf.lit(1), sf.col("copies").cast("int"))).alias("copy"),
+        )
+        source = added.drop("copy").unionByName(removed, allowMissingColumns=True)
+        columns = [quoted(name) for name in schema.column_names]
+        values = [f"s.row.{name}" for name in columns]
+        if has_exact:
+            columns.append(EXACT)
+            values.append("s.exact")
+        with _viewed(source):
+            spark.sql(
+                f"MERGE INTO {identifier} t USING {_SOURCE} s"
+                " ON t._file = s.file AND t._pos = s.place"
+                " WHEN MATCHED THEN DELETE"
+                f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
+                f" VALUES ({', '.join(values)})"
+            )
+
+
+@contextmanager
+def _viewed(frame: DataFrame) -> Iterator[None]:
+    """The frame under a name, in its own session, for SQL that has no DataFrame form."""
+    frame.createOrReplaceTempView(_SOURCE)
+    try:
+        yield
+    finally:
+        frame.sparkSession.catalog.dropTempView(_SOURCE)

@@ -1,0 +1,498 @@
+"""Rounds of changes on real Iceberg tables, against the row-by-row reference."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import random
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.destinations.reference import (
+    Inexact,
+    Source,
+    assert_same,
+    make_schema,
+    reading_session,
+    stored_rows,
+)
+from walflow.destinations.base import Destination, Events, Positioned, TablesFailed
+from walflow.destinations.iceberg import IcebergDestination, Owner
+from walflow.model import TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+OWNER = Owner("shop", "7300000000000000001", 1)
+KEYED = make_schema({"id": "bigint", "a": "string", "b": "string", "n": "int"}, ["id"])
+KEYLESS = make_schema(
+    {"a": "string", "f": "double", "l": "array<int>", "m": "map<string,string>"}, []
+)
+
+
+class Pair:
+    """A source, its table, and the way from one to the other."""
+
+    def __init__(self, spark: SparkSession, folder: Path, schema: TableSchema) -> None:
+        (folder / "log").mkdir()
+        self.spark = spark
+        self.source = Source(schema, folder / "log")
+        self.warehouse = folder / "warehouse"
+        self.destination = IcebergDestination(spark, str(self.warehouse), OWNER)
+        self.session = reading_session(spark, self.warehouse)
+
+    def copy(self, exact: bool = False) -> None:
+        """Start from the source's rows."""
+        self.source.events(self.spark)
+        files = [self.source.copy_file(exact)]
+        self.destination.adopt_files(self.source.schema, files, self.source.position, exact)
+
+    def round(self, pieces: int = 1) -> Events:
+        """Apply what was done, and look."""
+        events = self.source.events(self.spark, pieces)
+        self.destination.write_events(events)
+        self.check()
+        return events
+
+    def check(self) -> None:
+        assert_same(stored_rows(self.session, self.source.schema), self.source.rows)
+
+
+MakePair = Callable[[TableSchema], Pair]
+
+
+@pytest.fixture
+def make_pair(spark: SparkSession, tmp_path: Path) -> MakePair:
+    return lambda schema: Pair(spark, tmp_path, schema)
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> Pair:
+    """Three rows, copied: ids 1, 2, 3."""
+    pair = make_pair(KEYED)
+    with pair.source.transaction():
+        for number in (1, 2, 3):
+            pair.source.insert(id=number, a=f"a{number}", b=f"b{number}", n=number)
+    pair.copy()
+    return pair
+
+
+def test_it_is_a_destination_that_knows_its_position(pair: Pair) -> None:
+    assert isinstance(pair.destination, Destination)
+    assert isinstance(pair.destination, Positioned)
+    assert pair.destination.applied(KEYED) == pair.source.position
+
+
+def test_insert_update_delete(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.insert(id=4, a=None, b="b4", n=4)
+        source.update(source.find(id=1), a=None, n=11)
+        source.delete(source.find(id=2))
+    pair.round()
+
+
+def test_all_in_one_round_on_one_key(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.insert(id=4, a="x", b="x", n=0)
+        source.update(source.find(id=4), n=1)
+        source.delete(source.find(id=4))
+        source.delete(source.find(id=1))
+        source.insert(id=1, a="again", b=None, n=None)
+    with source.transaction():
+        source.update(source.find(id=3), n=1)
+        source.update(source.find(id=3), n=2)
+    pair.round()
+
+
+def test_unsent_columns_stay(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.update(source.find(id=1), unsent=["a", "b"], n=11)
+        source.update(source.find(id=2), unsent=["b"], a=None)
+        source.update(source.find(id=2), unsent=["a"], n=None)
+        source.insert(id=4, a="a4", b=None, n=4)
+        source.update(source.find(id=4), unsent=["a", "b"], n=44)
+    pair.round()
+
+
+def test_unsent_columns_of_a_deleted_row_do_not_come_back(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.update(source.find(id=1), unsent=["b"], a="late")
+        source.delete(source.find(id=1))
+        source.insert(id=1, a=None, b=None, n=None)
+        source.update(source.find(id=1), unsent=["a"], n=5)
+    pair.round()
+
+
+def test_key_change(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.update(source.find(id=1), id=10, n=5)
+    pair.round()
+
+
+def test_key_change_with_unsent_columns_takes_them_from_the_old_key(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        moved = source.update(source.find(id=1), unsent=["a", "b"], id=10)
+        moved = source.update(moved, unsent=["b"], id=11, a="new")
+        source.update(moved, unsent=["a", "b"], n=77)
+    pair.round()
+
+
+def test_keys_swap_inside_one_transaction(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        one, two = source.find(id=1), source.find(id=2)
+        one = source.update(one, unsent=["a", "b"], id=-1)
+        source.update(two, unsent=["a", "b"], id=1)
+        source.update(one, unsent=["a"], id=2, b="swapped")
+    pair.round()
+
+
+def test_key_goes_round_and_comes_back(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        row = source.update(source.find(id=1), unsent=["a", "b"], id=9)
+        source.update(row, unsent=["a", "b"], id=1, n=100)
+    pair.round()
+
+
+def test_key_is_taken_over_after_a_delete(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.delete(source.find(id=1))
+        source.update(source.find(id=2), unsent=["a", "b"], id=1)
+        source.update(source.find(id=3), unsent=["b"], id=2, a="three")
+        source.insert(id=3, a="fresh", b="fresh", n=3)
+    pair.round()
+
+
+def test_row_moves_and_is_deleted(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.delete(source.update(source.find(id=1), unsent=["a", "b"], id=9))
+    pair.round()
+
+
+def test_a_long_chain_of_key_changes(pair: Pair) -> None:
+    source = pair.source
+    row = source.find(id=2)
+    for number in range(100, 137):
+        with source.transaction():
+            row = source.update(row, unsent=["a", "b"], id=number)
+    pair.round(pieces=5)
+
+
+def test_truncate_replaces_all(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.insert(id=8, a="lost", b=None, n=None)
+        source.truncate()
+        source.insert(id=1, a="kept", b=None, n=None)
+        source.insert(id=9, a="moved", b="b", n=None)
+        source.update(source.find(id=9), unsent=["b"], id=10)
+    pair.round()
+    with source.transaction():
+        source.truncate()
+    pair.round()
+
+
+def test_a_round_applied_twice_changes_nothing(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.insert(id=4, a="a4", b="b4", n=4)
+        source.insert(id=5, a="a5", b="b5", n=4)
+    first = pair.round()
+    with source.transaction():
+        source.update(source.find(id=4), unsent=["a"], id=6, b=None)
+    second = pair.round()
+    pair.destination.write_events(first)
+    pair.destination.write_events(second)
+    pair.check()
+    # Nor in a process that knows nothing yet.
+    again = IcebergDestination(pair.spark, str(pair.warehouse), OWNER)
+    assert again.applied(KEYED) == source.position
+    again.write_events(first)
+    again.write_events(second)
+    pair.check()
+
+
+def test_only_what_is_after_the_position_is_applied(pair: Pair) -> None:
+    """A span may begin before the table's position: say, at the others' when it was copied."""
+    source = pair.source
+    with source.transaction():
+        source.truncate()
+        source.insert(id=1, a="x", b="x", n=1)
+    with source.transaction():
+        source.insert(id=2, a="x", b="x", n=1)
+    early = source.position
+    source_copy = source.copy_file()
+    with source.transaction():
+        source.insert(id=3, a="x", b="x", n=1)
+    events = source.events(pair.spark)
+    pair.destination.adopt_files(KEYED, [source_copy], early, False)
+    pair.destination.write_events(events)
+    pair.check()
+
+
+def test_inserts_that_a_later_snapshot_saw_already_do_not_double(pair: Pair) -> None:
+    source = pair.source
+    start = source.position
+    with source.transaction():
+        source.insert(id=4, a="x", b="x", n=1)
+    file = source.copy_file()
+    settled = source.position
+    pair.destination.adopt_files(KEYED, [file], start, False, settled)
+    pair.round()
+
+
+def test_a_partial_row_without_its_base_is_an_error_and_not_null(pair: Pair) -> None:
+    source = pair.source
+    with source.transaction():
+        source.insert(id=4, a="x", b="x", n=1)
+    source.events(pair.spark)
+    with source.transaction():
+        source.update(source.find(id=4), unsent=["a"], n=2)
+    events = source.events(pair.spark)
+    before = stored_rows(pair.session, KEYED)
+    with pytest.raises(TablesFailed, match="lacks a row whose unchanged columns"):
+        pair.destination.write_events(events)
+    assert_same(stored_rows(pair.session, KEYED), before)
+
+
+def test_table_of_its_key_alone(make_pair: MakePair) -> None:
+    pair = make_pair(make_schema({"x": "int", "y": "string"}, ["x", "y"]))
+    with pair.source.transaction():
+        pair.source.insert(x=1, y="a")
+        pair.source.insert(x=1, y="b")
+    pair.copy()
+    with pair.source.transaction():
+        pair.source.update(pair.source.find(x=1, y="a"), y="c")
+        pair.source.delete(pair.source.find(x=1, y="b"))
+        pair.source.insert(x=2, y="a")
+    pair.round()
+
+
+FOREVER = Inexact(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC), "infinity")
+LAST_DAY = FOREVER.near
+NAN = Inexact(None, "NaN")
+
+
+def test_exact_texts_follow_their_values(make_pair: MakePair) -> None:
+    schema = make_schema(
+        {"id": "bigint", "until": "timestamp", "n": "decimal(12,2)", "body": "string"}, ["id"]
+    )
+    pair = make_pair(schema)
+    source = pair.source
+    with source.transaction():
+        for number in (1, 2, 3):
+            source.insert(id=number, until=LAST_DAY, n=Decimal("1.50"), body="b")
+    pair.copy()
+    with source.transaction():
+        source.update(source.find(id=1), until=FOREVER, n=NAN)
+        source.insert(id=4, until=FOREVER, n=None, body=None)
+    pair.round()
+    with source.transaction():
+        # The text of a column that is not sent stays with its value; of one that is, goes.
+        source.update(source.find(id=1), unsent=["n", "body"], until=LAST_DAY)
+        source.update(source.find(id=4), unsent=["body"], until=None)
+        source.update(source.find(id=2), n=NAN)
+    pair.round()
+    with source.transaction():
+        source.update(source.find(id=1), unsent=["n", "body"], id=9)
+        source.update(source.find(id=2), n=Decimal("2.00"))
+    pair.round()
+
+
+def test_keys_that_their_type_cannot_hold_are_told_apart(make_pair: MakePair) -> None:
+    pair = make_pair(
+        make_schema({"at": "timestamp", "n": "decimal(12,2)", "v": "string"}, ["at", "n"])
+    )
+    source = pair.source
+    zero = Decimal("0.00")
+    with source.transaction():
+        source.insert(at=LAST_DAY, n=zero, v="finite")
+        source.insert(at=FOREVER, n=zero, v="infinite")
+    pair.copy(exact=True)
+    with source.transaction():
+        source.insert(at=LAST_DAY, n=NAN, v="nan")
+        source.insert(at=LAST_DAY, n=Inexact(None, "Infinity"), v="inf")
+    pair.round()
+    with source.transaction():
+        source.update(source.find(v="finite"), v="finite too")
+        source.delete(source.find(v="nan"))
+        source.update(source.find(v="inf"), n=Decimal("1.00"))
+        source.update(source.find(v="infinite"), v="infinite too")
+    pair.round()
+    with source.transaction():
+        source.delete(source.find(v="finite too"))
+    pair.round()
+
+
+def test_keyless_rows_come_and_go_copy_by_copy(make_pair: MakePair) -> None:
+    pair = make_pair(KEYLESS)
+    source = pair.source
+    nan = float("nan")
+    twin = {"a": "x", "f": nan, "l": [1, None], "m": [("k", "v"), ("j", None)]}
+    with source.transaction():
+        for _ in range(5):
+            source.insert(**twin)
+        source.insert()
+        source.insert()
+    pair.copy()
+    with source.transaction():
+        source.insert(**twin)
+    pair.round()
+    with source.transaction():
+        for row in [r for r in source.rows if r["a"] == "x"][:3]:
+            source.delete(row)
+        source.delete(next(r for r in source.rows if r["a"] is None))
+        source.update(source.rows[0], a="y")
+        source.insert(a="z", f=-1.0)
+        source.delete(source.rows[-1])
+    events = pair.round()
+    pair.destination.write_events(events)
+    pair.check()
+    with source.transaction():
+        source.truncate()
+        source.insert(a="only")
+        source.insert(a="only")
+    pair.round()
+
+
+def test_keyless_exact_texts(make_pair: MakePair) -> None:
+    pair = make_pair(make_schema({"at": "timestamp", "v": "string"}, []))
+    source = pair.source
+    with source.transaction():
+        source.insert(at=LAST_DAY, v="a")
+        source.insert(at=FOREVER, v="a")
+    pair.copy(exact=True)
+    with source.transaction():
+        source.update(source.rows[1], v="b")
+    pair.round()
+    with source.transaction():
+        source.update(source.rows[1], at=LAST_DAY, v="a")
+        source.insert(at=FOREVER, v="a")
+    pair.round()
+    with source.transaction():
+        source.delete(source.rows[0])
+    pair.round()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_rounds(make_pair: MakePair, seed: int) -> None:
+    chance = random.Random(seed)
+    pair = make_pair(
+        make_schema(
+            {"k": "int", "j": "string", "a": "string", "b": "string", "n": "int"}, ["k", "j"]
+        )
+    )
+    source = pair.source
+    with source.transaction():
+        for number in range(30):
+            source.insert(k=number, j="j", a=f"a{number}", b=None, n=number)
+    pair.copy()
+    rounds = []
+    for number in range(3):
+        for _ in range(60):
+            with source.transaction():
+                for _ in range(chance.randint(1, 6)):
+                    _random_change(source, chance, truncates=number == 1)
+        rounds.append(pair.round(pieces=chance.randint(1, 4)))
+    for events in rounds:
+        pair.destination.write_events(events)
+    pair.check()
+
+
+def _random_change(source: Source, chance: random.Random, truncates: bool) -> None:
+    def free_key() -> dict[str, object]:
+        taken = {(row["k"], row["j"]) for row in source.rows}
+        while True:
+            key = (chance.randrange(60), chance.choice("jk"))
+            if key not in taken:
+                return {"k": key[0], "j": key[1]}
+
+    text = chance.choice([None, "x", "y", f"t{chance.random()}"])
+    if truncates and chance.random() < 0.002:
+        source.truncate()
+    elif not source.rows or (len(source.rows) < 50 and chance.random() < 0.25):
+        source.insert(**free_key(), a=text, b=text, n=chance.randrange(9))
+    elif chance.random() < 0.2:
+        source.delete(chance.choice(source.rows))
+    else:
+        changed: dict[str, object] = {}
+        if chance.random() < 0.4:
+            changed |= free_key()
+        if chance.random() < 0.4:
+            changed[chance.choice(["a", "b"])] = text
+        if chance.random() < 0.5:
+            changed["n"] = chance.randrange(9)
+        unsent = [name for name in ("a", "b") if name not in changed and chance.random() < 0.7]
+        source.update(chance.choice(source.rows), unsent, **changed)
+
+
+def test_several_tables_at_once_and_one_that_fails(spark: SparkSession, tmp_path: Path) -> None:
+    pairs = []
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        schema = make_schema({"id": "bigint", "v": "string"}, ["id"], name)
+        pair = Pair(spark, tmp_path / name, schema)
+        with pair.source.transaction():
+            pair.source.insert(id=1, v="a")
+        pairs.append(pair)
+    destination = IcebergDestination(spark, str(tmp_path / "all"), OWNER)
+    for pair in pairs[:2]:
+        pair.source.events(spark)
+        file = pair.source.copy_file()
+        destination.adopt_files(pair.source.schema, [file], pair.source.position, False)
+    for pair in pairs:
+        with pair.source.transaction():
+            pair.source.update(pair.source.find(id=1), v="b")
+    rounds = [pair.source.events(spark) for pair in pairs]
+    together = Events(rounds[0].span, tuple(events.tables[0] for events in rounds))
+    with pytest.raises(TablesFailed) as failed:
+        destination.write_events(together)
+    assert [name.name for name in failed.value.failures] == ["three"]
+    session = reading_session(spark, tmp_path / "all")
+    for pair in pairs[:2]:
+        assert_same(stored_rows(session, pair.source.schema), pair.source.rows)
+        assert destination.applied(pair.source.schema) == together.span.upto
+    destination.shutdown()
+
+
+def test_many_rounds_leave_nothing_cached(pair: Pair) -> None:
+    source = pair.source
+    for number in range(5):
+        with source.transaction():
+            source.update(source.find(id=1), unsent=["a"], n=number)
+        pair.destination.write_events(source.events(pair.spark))
+    pair.check()
+    with source.transaction():
+        source.update(source.find(id=1), unsent=["a"], id=7)
+    pair.round()
+    assert _held_after_collection(pair.spark) == 0
+    assert pair.session.catalog.listTables() == []
+
+
+def _held_after_collection(spark: SparkSession) -> int:
+    """How many data sets Spark still holds once both garbage collectors have run."""
+    context = spark.sparkContext
+    deadline = time.monotonic() + 20
+    while True:
+        gc.collect()
+        context._jvm.System.gc()  # type: ignore[union-attr]
+        held: int = context._jsc.sc().getPersistentRDDs().size()
+        if held == 0 or time.monotonic() > deadline:
+            return held
+        time.sleep(0.2)

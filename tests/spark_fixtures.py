@@ -1,0 +1,38 @@
+"""The one Spark session of a test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from walflow.config import SparkSettings
+from walflow.destinations.iceberg.tables import EXTENSIONS
+from walflow.spark.jars import ICEBERG
+from walflow.spark.session import make_session, stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # PySpark leaves the socket of each collect() to the garbage collector.
+    config.addinivalue_line(
+        "filterwarnings", r"ignore:unclosed <socket.socket fd=\d+, family=1,:ResourceWarning"
+    )
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Local Spark with Iceberg, started when first asked for and ended with the run."""
+    settings = SparkSettings(
+        master="local[2]",
+        driver_memory=os.environ.get("WALFLOW_TEST_DRIVER_MEMORY", "1g"),
+        # Tests are short: half the start-up for some of the speed.
+        conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    )
+    session = make_session(settings, [ICEBERG], {"spark.sql.extensions": EXTENSIONS})
+    yield session
+    stop_session(session)
