@@ -99,6 +99,8 @@ def lock(folder: Path) -> int:
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError:
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
@@ -109,6 +111,4 @@ def lock(folder: Path) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return descriptor

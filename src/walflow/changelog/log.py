@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import Self
 
-from walflow.changelog.durable import disk_errors, remove, sync_folder
+from walflow.changelog.durable import TEMPORARY, disk_errors, remove, sync_folder
 from walflow.changelog.identity import FOLDERS, Head, check_ours, lock
 from walflow.changelog.journal import DAMAGE_HINT, Contents, Journal
 from walflow.changelog.records import Copy, LogFile, LogIdentity, Segment
@@ -191,6 +191,11 @@ class ChangeLog:
                 hint="It may have been retired with the last segment that used it.",
             )
         return schema
+
+    def store_schema(self, schema: TableSchema) -> None:
+        """Keep the form that a table is copied in, before there are changes of it."""
+        with disk_errors(self.folder):
+            self._schemas.store([schema])
 
     def latest_schema(self, table: int, at: Lsn | None = None) -> TableSchema | None:
         """The newest schema of the table (at a position: the newest that is not after it)."""
@@ -408,7 +413,7 @@ class ChangeLog:
                 + (f", and {len(expected) - 1} more files" if len(expected) > 1 else ""),
                 hint=DAMAGE_HINT,
             )
-        for stranger in strangers:
+        for stranger in (*strangers, *self.folder.glob(f"*{TEMPORARY}")):
             remove(stranger)
         self._remove_unused(self._head.first)
 

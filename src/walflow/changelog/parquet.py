@@ -47,9 +47,7 @@ def in_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch with the rows of all, in buffers of its own."""
     form = common_form([batch.schema for batch in batches])
-    whole: pa.RecordBatch = pa.concat_batches(  # type: ignore[attr-defined]
-        [in_form(batch, form) for batch in batches]
-    )
+    whole: pa.RecordBatch = pa.concat_batches([in_form(batch, form) for batch in batches])
     return whole
 
 
@@ -67,7 +65,7 @@ class OpenFile:
             self._sink,
             form,
             compression="lz4",
-            use_dictionary=["_change_type"],  # type: ignore[arg-type]
+            use_dictionary=["_change_type"],
             write_statistics=["_lsn"],
             store_schema=False,
         )
@@ -85,12 +83,12 @@ class OpenFile:
 
     @property
     def bytes(self) -> int:
-        return self._sink.tell()
+        return int(self._sink.tell())
 
     def finish(self) -> int:
         """Write the footer and close; returns the file's length."""
         self._writer.close()
-        length = self._sink.tell()
+        length = int(self._sink.tell())
         self._sink.close()
         return length
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from walflow.model import ChangeStats as FileStats
 from walflow.model import Lsn, Span
 
 __all__ = ["Copy", "FileStats", "LogFile", "LogIdentity", "Segment"]
@@ -22,54 +23,6 @@ class LogIdentity:
 
     def __str__(self) -> str:
         return f"pipeline {self.pipeline!r} (slot {self.slot!r} of system {self.system_id})"
-
-
-@dataclass(frozen=True, slots=True)
-class FileStats:
-    """What the changes of a batch, file or segment need from whoever applies them.
-
-    Statistics add up: ``a + b`` are those of both together.
-    """
-
-    rows: int = 0
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
-    key_changes: int = 0
-    """Rows with an ``_old``."""
-    truncates: int = 0
-    unchanged: bool = False
-    """Whether some row lacks values that Postgres did not send."""
-    exact: bool = False
-    """Whether some row has a value that its column could not hold."""
-    last_truncate: tuple[int, int] | None = None
-    """(lsn, seq) of the last truncate: nothing before it matters."""
-
-    def __add__(self, other: FileStats) -> FileStats:
-        truncates = [t for t in (self.last_truncate, other.last_truncate) if t is not None]
-        return FileStats(
-            rows=self.rows + other.rows,
-            inserts=self.inserts + other.inserts,
-            updates=self.updates + other.updates,
-            deletes=self.deletes + other.deletes,
-            key_changes=self.key_changes + other.key_changes,
-            truncates=self.truncates + other.truncates,
-            unchanged=self.unchanged or other.unchanged,
-            exact=self.exact or other.exact,
-            last_truncate=max(truncates, default=None),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without what has its default: a busy log has very many of these."""
-        known = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in known.items() if value}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        truncate = raw.get("last_truncate")
-        if truncate is None:
-            return cls(**raw)
-        return cls(**{**raw, "last_truncate": (truncate[0], truncate[1])})
 
 
 @dataclass(frozen=True, slots=True)

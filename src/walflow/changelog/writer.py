@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SegmentWriter"]
 
-MAX_OPEN_FILES = 64
+MAX_OPEN_FILES = 256
 SMALL_BATCHES = 256
 """So many batches of a table are joined to one: each costs memory beyond its values."""
 COLUMN_OVERHEAD = 768
@@ -38,25 +38,27 @@ class _OpenTable:
         self.batches: list[pa.RecordBatch] = []
         self.recent: list[pa.RecordBatch] = []
         self.stats = FileStats()
+        self._recent_bytes = 0
         self._form: pa.Schema | None = None
 
     def add(self, batch: pa.RecordBatch, stats: FileStats) -> None:
         if self._form is None or not batch.schema.equals(self._form):
             self._check(batch.schema)
             self._form = batch.schema
-        self.recent.append(_without_parent(batch))
+        batch, held = _without_parent(batch)
+        self.recent.append(batch)
+        self._recent_bytes += held
         self.stats += stats
-        self.bytes += _size(batch)
+        self.bytes += held
         if len(self.recent) >= SMALL_BATCHES:
             self.join_recent()
 
     def join_recent(self) -> None:
         if len(self.recent) > 1:
-            before = sum(map(_size, self.recent))
             self.recent = [joined(self.recent)]
-            self.bytes += _size(self.recent[0]) - before
+            self.bytes += _held(self.recent[0]) - self._recent_bytes
         self.batches += self.recent
-        self.recent = []
+        self.recent, self._recent_bytes = [], 0
 
     def take(self) -> tuple[list[pa.RecordBatch], FileStats]:
         self.join_recent()
@@ -288,12 +290,16 @@ class SegmentWriter:
         self._started = self._buffered = self._open_bytes = 0
 
 
-def _size(batch: pa.RecordBatch) -> int:
-    return batch.nbytes + COLUMN_OVERHEAD * batch.num_columns
+def _held(batch: pa.RecordBatch) -> int:
+    """The memory that the batch keeps."""
+    return int(batch.get_total_buffer_size() + COLUMN_OVERHEAD * batch.num_columns)
 
 
-def _without_parent(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, copied if it is a slice that would keep much larger buffers alive."""
-    if batch.get_total_buffer_size() <= 2 * batch.nbytes + (64 << 10):
-        return batch
-    return batch.take(np.arange(batch.num_rows))
+def _without_parent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """The batch and the memory it keeps; copied if it is a small slice of something large."""
+    held = _held(batch)
+    # Looking at the values takes as long as looking at the buffers: not for what is small anyway.
+    if held < 256 << 10 or held < 2 * batch.nbytes + (64 << 10):
+        return batch, held
+    batch = batch.take(np.arange(batch.num_rows))
+    return batch, _held(batch)
