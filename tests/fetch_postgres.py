@@ -23,6 +23,8 @@ from pathlib import Path
 from walflow.testing.postgres_binaries import available_versions, cache_folder
 
 RELEASES = {
+    # Too old for walflow, which must say so.
+    13: "13.23.0-beta.16",
     14: "14.23.0-beta.17",
     15: "15.18.0-beta.17",
     16: "16.14.0-beta.17",

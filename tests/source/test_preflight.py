@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Database
+from tests.conftest import Database, ServerFactory
 from walflow.errors import (
     ConfigError,
     NoFreeSender,
@@ -16,6 +16,7 @@ from walflow.errors import (
     NoReplicationRight,
     NoSelectRight,
     PublicationMissing,
+    ServerTooOld,
     SlotInUse,
     SlotLost,
     WalflowError,
@@ -246,6 +247,13 @@ def test_a_slot_in_use_names_its_reader(any_database: Database) -> None:
         assert isinstance(error, SlotInUse)
         assert str(other.info.backend_pid) in error.message
         assert "somebody else" in error.message
+
+
+def test_a_server_that_is_too_old(start_postgres: ServerFactory) -> None:
+    error = refusal(start_postgres(13).uri)
+    assert isinstance(error, ServerTooOld)
+    assert "Postgres 13" in error.message
+    assert "14" in error.hint
 
 
 def test_wal_level_and_free_slots_and_senders() -> None:

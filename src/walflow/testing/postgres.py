@@ -143,9 +143,10 @@ class EmbeddedPostgres:
         self.start()
 
     def remove(self) -> None:
-        """Stop, and delete the cluster."""
+        """End the server, and delete the cluster."""
         try:
-            self.stop()
+            # What is deleted next needs no checkpoint.
+            self.crash()
         finally:
             if self.folder is not None:
                 shutil.rmtree(self.folder)
