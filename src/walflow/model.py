@@ -16,8 +16,8 @@ __all__ = [
     "ChangeType",
     "Column",
     "Lsn",
-    "Phase",
     "PgType",
+    "Phase",
     "ReplicaIdentity",
     "Span",
     "TableName",
@@ -84,37 +84,50 @@ class ChangeType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeStats:
-    """What a stretch of one table's changes holds: decides how it must be applied."""
+    """What a stretch of one table's changes holds, and so how it must be applied.
 
+    Statistics add up: ``a + b`` are those of both together.
+    """
+
+    rows: int = 0
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
-    truncates: int = 0
     key_changes: int = 0
-    """Updates that say which row they replace, because its identity changed."""
+    """Rows with an ``_old``."""
+    truncates: int = 0
     unchanged: bool = False
-    """Whether any row lacks values that Postgres did not send."""
+    """Whether some row lacks values that Postgres did not send."""
     exact: bool = False
-    """Whether any row has values that the columns' types cannot hold."""
+    """Whether some row has a value that its column could not hold."""
     last_truncate: tuple[int, int] | None = None
-    """Position and order of the last truncate."""
-
-    @property
-    def rows(self) -> int:
-        return self.inserts + self.updates + self.deletes + self.truncates
+    """(lsn, seq) of the last truncate: nothing before it matters."""
 
     def __add__(self, other: ChangeStats) -> ChangeStats:
-        truncates = [at for at in (self.last_truncate, other.last_truncate) if at is not None]
+        truncates = [t for t in (self.last_truncate, other.last_truncate) if t is not None]
         return ChangeStats(
+            rows=self.rows + other.rows,
             inserts=self.inserts + other.inserts,
             updates=self.updates + other.updates,
             deletes=self.deletes + other.deletes,
-            truncates=self.truncates + other.truncates,
             key_changes=self.key_changes + other.key_changes,
+            truncates=self.truncates + other.truncates,
             unchanged=self.unchanged or other.unchanged,
             exact=self.exact or other.exact,
             last_truncate=max(truncates, default=None),
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what has its default: a busy log has very many of these."""
+        known = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in known.items() if value}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        truncate = raw.get("last_truncate")
+        if truncate is None:
+            return cls(**raw)
+        return cls(**{**raw, "last_truncate": (truncate[0], truncate[1])})
 
 
 @dataclass(frozen=True, slots=True)

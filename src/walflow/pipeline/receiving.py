@@ -98,7 +98,8 @@ class Receiver:
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
-        self._metrics.worker_failed("receive", error)
+        if error is not None:
+            self._metrics.worker_failed("receive", error)
         _logger.warning(
             "the source cannot be read; trying again",
             error=str(error),

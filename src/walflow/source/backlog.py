@@ -57,9 +57,7 @@ def backlog_bytes(connection: Session, position: Lsn) -> int:
 
 
 @source_errors("acknowledge what is durable")
-def advance_slot(
-    connection: Session, slot: str, position: Lsn
-) -> None:
+def advance_slot(connection: Session, slot: str, position: Lsn) -> None:
     """Tell Postgres that all up to the position is durable here. Moving back is no error."""
     connection.execute(
         """
@@ -163,9 +161,7 @@ class Backlog:
 
     def _send(self, upto: Lsn) -> bool:
         """Start a chunk's COPY. False if the server cannot prepare it in time."""
-        options = [
-            part for name, value in output_options(self._publication).items() for part in (name, value)
-        ]
+        options = [part for option in output_options(self._publication).items() for part in option]
         query = sql.SQL(
             "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, {}, {}, {})) "
             "TO STDOUT (FORMAT binary)"

@@ -58,6 +58,8 @@ class PhysicalRelation:
     pages: int
     bytes: int
     """With its TOASTed values, which the pages do not count."""
+    rows: int
+    """As last counted by the server; 0 if never."""
     readable: bool
     """Whether our role may SELECT from it, and row security hides nothing."""
     has_identity: bool
@@ -79,6 +81,15 @@ class PublishedTable:
     @property
     def name(self) -> TableName:
         return self.schema.name
+
+    @property
+    def bytes(self) -> int:
+        return sum(relation.bytes for relation in self.relations)
+
+    @property
+    def rows(self) -> int:
+        """The server's estimate."""
+        return sum(relation.rows for relation in self.relations)
 
 
 # Postgres 14 has neither column lists nor row filters.
@@ -115,6 +126,7 @@ _RELATIONS = """
 SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
        coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0),
        coalesce(pg_table_size(c.oid), 0),
+       greatest(c.reltuples, 0)::int8,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
          AND NOT row_security_active(c.oid)
   FROM unnest(%s::oid[]) AS root
@@ -185,10 +197,10 @@ def published_tables(
     types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table)
 
     physical: dict[int, list[PhysicalRelation]] = defaultdict(list)
-    for root, oid, schema, name, identity, pages, size, readable in relations:
+    for root, oid, schema, name, identity, pages, size, rows, readable in relations:
         usable = identities.usable(oid, ReplicaIdentity(identity))
         physical[root].append(
-            PhysicalRelation(oid, TableName(schema, name), pages, size, readable, usable)
+            PhysicalRelation(oid, TableName(schema, name), pages, size, rows, readable, usable)
         )
 
     found = []

@@ -53,14 +53,16 @@ class Cells:
         count = len(self.start)
         if count == 0:
             return pa.array([], pa.binary())
-        # Interleaved starts and ends are valid offsets of an array whose even entries are the
-        # cells and whose odd entries are what lies between them; rows that were reordered would
-        # give falling offsets, but take() reads only the even entries.
-        offsets = np.empty(2 * count, np.int32)
-        offsets[0::2] = self.start
+        # Interleaved starts and ends are the offsets of an array whose even entries are the
+        # cells and whose odd entries are what lies between them. take() reads the even ones
+        # alone, so it does not matter that offsets fall where rows were reordered; only the
+        # first and the last are checked, hence the sentinel.
+        offsets = np.empty(2 * count + 1, np.int32)
+        offsets[0:-1:2] = self.start
         offsets[1::2] = self.end
+        offsets[-1] = len(self.data)
         spread = pa.Array.from_buffers(
-            pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+            pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
         )
         gathered = spread.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
         if self.valid is None:
@@ -71,6 +73,4 @@ class Cells:
     def to_text(self) -> pa.StringArray:
         """The raw values as text; Postgres has checked that it is UTF-8."""
         binary = self.to_binary()
-        return pa.Array.from_buffers(
-            pa.string(), len(binary), binary.buffers(), binary.null_count
-        )
+        return pa.Array.from_buffers(pa.string(), len(binary), binary.buffers(), binary.null_count)

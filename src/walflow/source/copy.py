@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from psycopg import pq, sql
 from walflow.errors import ConnectionLost, SnapshotLost, WalflowError
 from walflow.model import Column, TableSchema
 from walflow.source.cells import Cells, Positions, pad
-from walflow.source.connection import Session, connect, source_errors
+from walflow.source.connection import Session, connect
 from walflow.source.refusals import refusal
 from walflow.source.sparse import EXACT_TYPE, exact_map
 from walflow.source.values import SESSION_OPTIONS, from_binary
@@ -93,6 +93,8 @@ def copy_query(
     has_exact = False
     try:
         for data, start in _batches(connection, query):
+            if not len(start):
+                continue  # the signature and the trailer of a range without rows
             batch = _to_arrow(schema.columns, data, start)
             if batch.num_columns > len(schema.columns) and writer is not None and not has_exact:
                 # A Parquet file has one form: rows so far are read back under the wider one.
@@ -137,9 +139,7 @@ def _widen(writer: parquet.ParquetWriter, path: Path) -> parquet.ParquetWriter:
     return wide
 
 
-def _batches(
-    connection: Session, query: str
-) -> Iterator[tuple[npt.NDArray[np.uint8], Positions]]:
+def _batches(connection: Session, query: str) -> Iterator[tuple[npt.NDArray[np.uint8], Positions]]:
     """Buffers of whole rows, and where in them each row starts."""
     pgconn = connection.pgconn
     result = pgconn.exec_(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode())
@@ -162,14 +162,12 @@ def _batches(
         raise ConnectionLost(f"the copy broke: {error}") from error
     if sizes:
         yield _rows(data, sizes, skip)
-    while (result := pgconn.get_result()) is not None:
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            raise refusal(result, "copy a table")
+    while (answer := pgconn.get_result()) is not None:
+        if answer.status == pq.ExecStatus.FATAL_ERROR:
+            raise refusal(answer, "copy a table")
 
 
-def _rows(
-    data: bytearray, sizes: list[int], skip: int
-) -> tuple[npt.NDArray[np.uint8], Positions]:
+def _rows(data: bytearray, sizes: list[int], skip: int) -> tuple[npt.NDArray[np.uint8], Positions]:
     size = np.array(sizes, np.int64)
     end = np.cumsum(size)
     start = end - size
@@ -227,7 +225,7 @@ class RangeReader:
     shares: tuple[tuple[tuple[int, str], ...], ...]
     """For each share: numbers (they name the files) and queries of its ranges."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for share in batch.column("id").to_pylist():
                 try:

@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from walflow.errors import NoReplicaIdentity, ProtocolError
 from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
-from walflow.source.cells import Cells, Positions
+from walflow.source.cells import Positions
 from walflow.source.frames import Frames
 from walflow.source.relation import Relation, parse_relation
 from walflow.source.rows import Image, changed_keys, table_columns, walk
-from walflow.source.sparse import names_list
+from walflow.source.sparse import exact_map, names_list
 
 __all__ = ["Decoded", "Decoder", "TableBatch"]
 
@@ -169,13 +169,14 @@ class Decoder:
         transactions: _Transactions,
     ) -> npt.NDArray[np.int64]:
         """The order of each change inside its transaction, counted from 0."""
-        counted = np.cumsum(is_change)
-        base = counted[types == _BEGIN]
+        counted: npt.NDArray[np.int64] = np.cumsum(is_change)
+        base: npt.NDArray[np.int64] = counted[types == _BEGIN]
         if self._open is not None:
             base = np.concatenate([[-self._open.changes], base])
         if not len(base):
             return counted - 1
-        return counted - 1 - base[transactions.of_message]
+        order: npt.NDArray[np.int64] = counted - 1 - base[transactions.of_message]
+        return order
 
     def _keep_open(
         self,
@@ -231,9 +232,7 @@ class Decoder:
                 emptied = truncated[(truncated >= first) & (truncated < until)]
                 if len(part) or len(emptied):
                     batches.append(
-                        _table_batch(
-                            schema, frames, types, wide, transactions, seq, part, emptied
-                        )
+                        _table_batch(schema, frames, types, wide, transactions, seq, part, emptied)
                     )
         return batches
 
@@ -255,9 +254,7 @@ class Decoder:
             self._forms[relation.oid] = _Form(message, schema)
         return forms
 
-    def _truncates(
-        self, frames: Frames, types: npt.NDArray[np.uint8]
-    ) -> dict[int, list[int]]:
+    def _truncates(self, frames: Frames, types: npt.NDArray[np.uint8]) -> dict[int, list[int]]:
         """For each table, the messages that truncate it (one message may name several)."""
         truncates: dict[int, list[int]] = {}
         for index in np.flatnonzero(types == _TRUNCATE):
@@ -309,18 +306,21 @@ def _table_batch(
         new = new.filled_from(old, with_old)
     converted = table_columns(schema.columns, new)
     columns = dict(zip(schema.column_names, converted.values, strict=True))
+    texts = converted.exact
     sparse: dict[str, pa.Array] = {}
     key_changes = 0
     if old is not None:
-        replaced = changed_keys(schema, old, with_old, converted.values, len(messages))
+        replaced = changed_keys(schema, old, with_old, converted, len(messages))
         if replaced is not None:
-            sparse["_old"] = replaced
-            key_changes = len(replaced) - replaced.null_count
+            sparse["_old"] = replaced.values
+            key_changes = len(messages) - replaced.values.null_count
+            texts = texts | replaced.exact
     unchanged = names_list(schema.column_names, new.unchanged)
     if unchanged is not None:
         sparse["_unchanged"] = unchanged
-    if converted.exact is not None:
-        sparse["_exact"] = converted.exact
+    exact = exact_map(texts)
+    if exact is not None:
+        sparse["_exact"] = exact
     every = messages
     codes = _CODE[kinds]
     if len(truncates):
@@ -351,13 +351,14 @@ def _table_batch(
         last = int(np.flatnonzero(codes == _CODE[_TRUNCATE])[-1])
         last_truncate = (int(lsn[last]), int(row_seq[last]))
     stats = ChangeStats(
+        rows=len(codes),
         inserts=int(count[0]),
         updates=int(count[1]),
         deletes=int(count[2]),
         truncates=int(count[3]),
         key_changes=key_changes,
         unchanged=unchanged is not None,
-        exact=converted.exact is not None,
+        exact=exact is not None,
         last_truncate=last_truncate,
     )
     arrays = {**head, **sparse, **columns}
@@ -370,6 +371,5 @@ def _check_identity(schema: TableSchema, kinds: npt.NDArray[np.uint8]) -> None:
         return
     raise NoReplicaIdentity(
         f"table {schema.name} has no replica identity, but an update or delete of it arrived",
-        hint=f"ALTER TABLE {schema.name.quoted} REPLICA IDENTITY FULL; "
-        "or give it a primary key.",
+        hint=f"ALTER TABLE {schema.name.quoted} REPLICA IDENTITY FULL; or give it a primary key.",
     )

@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 from walflow.errors import ProtocolError
 from walflow.model import Column, TableSchema
 from walflow.source.cells import Cells, Positions
-from walflow.source.sparse import exact_map
 from walflow.source.values import from_text
 
-__all__ = ["Columns", "Image", "changed_keys", "table_columns", "walk"]
+__all__ = ["OLD_EXACT", "Columns", "Image", "OldKeys", "changed_keys", "table_columns", "walk"]
 
 _TEXT, _NULL, _UNCHANGED = b"tnu"
+
+OLD_EXACT = "_old."
+"""In front of a column's name in ``_exact``: the text is of the value in ``_old``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,17 @@ class Image:
 @dataclass(frozen=True, slots=True)
 class Columns:
     values: tuple[pa.Array, ...]
-    exact: pa.MapArray | None
+    exact: dict[str, pa.StringArray]
+    """By column name: the exact texts of values that the column's type cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldKeys:
+    """Of each row whose identity changed, the old one; null for all others."""
+
+    values: pa.StructArray
+    exact: dict[str, pa.StringArray]
+    """Exact texts, as in Columns, under names that begin with ``OLD_EXACT``."""
 
 
 def walk(
@@ -96,7 +108,7 @@ def walk(
 
 
 def table_columns(columns: Sequence[Column], image: Image) -> Columns:
-    """Arrow arrays of all columns, and the exact texts of values that they cannot hold."""
+    """Arrow arrays of all columns."""
     values = []
     exact = {}
     for column, cells in zip(columns, image.cells, strict=True):
@@ -104,44 +116,52 @@ def table_columns(columns: Sequence[Column], image: Image) -> Columns:
         values.append(converted.values)
         if converted.exact is not None:
             exact[column.name] = converted.exact
-    return Columns(tuple(values), exact_map(exact))
+    return Columns(tuple(values), exact)
 
 
 def changed_keys(
-    schema: TableSchema,
-    old: Image,
-    rows: Positions,
-    new_values: Sequence[pa.Array],
-    count: int,
-) -> pa.StructArray | None:
-    """The old identity of each of ``count`` rows whose identity changed, else null.
+    schema: TableSchema, old: Image, rows: Positions, new: Columns, count: int
+) -> OldKeys | None:
+    """The old identity of each of ``count`` rows whose identity changed; None if there is none.
 
     ``rows`` says which rows the old image belongs to. A keyless table's identity is the whole
     row, so there every old row counts as changed.
     """
     identity = schema.identity_columns
     places = [schema.columns.index(column) for column in identity]
-    olds = [
-        from_text(column, old.cells[place]).values
-        for column, place in zip(identity, places, strict=True)
-    ]
+    olds = table_columns(identity, Image(tuple(old.cells[place] for place in places), {}))
     if schema.key:
         take = pa.array(rows)
         changed = np.zeros(len(rows), bool)
-        for place, values in zip(places, olds, strict=True):
-            now = new_values[place].take(take)
-            same = pc.fill_null(pc.equal(now, values), False)
-            changed |= ~same.to_numpy(zero_copy_only=False)
+        for column, place, values in zip(identity, places, olds.values, strict=True):
+            changed |= _differ(values, new.values[place].take(take))
+            # Two values that the type cannot hold may look the same there.
+            before, after = olds.exact.get(column.name), new.exact.get(column.name)
+            if before is not None or after is not None:
+                none = pa.nulls(len(rows), pa.string())
+                changed |= _differ(
+                    none if before is None else before, none if after is None else after.take(take)
+                )
         if not changed.any():
             return None
     else:
         changed = np.ones(len(rows), bool)
-    places_of = np.full(count, -1, np.int64)
-    places_of[rows[changed]] = np.flatnonzero(changed)
-    taken = pa.array(places_of, mask=places_of < 0)
-    arrays = [values.take(taken) for values in olds]
-    return pa.StructArray.from_arrays(
-        arrays,
-        names=[column.name for column in identity],
-        mask=pa.array(places_of < 0),
+    source = np.full(count, -1, np.int64)
+    source[rows[changed]] = np.flatnonzero(changed)
+    spread = pa.array(source, mask=source < 0)
+    return OldKeys(
+        pa.StructArray.from_arrays(
+            [values.take(spread) for values in olds.values],
+            names=[column.name for column in identity],
+            mask=pa.array(source < 0),
+        ),
+        {OLD_EXACT + name: texts.take(spread) for name, texts in olds.exact.items()},
     )
+
+
+def _differ(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where two arrays differ; null equals null."""
+    equal = pc.fill_null(pc.equal(left, right), False)
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    same: npt.NDArray[np.bool_] = pc.or_(equal, both_null).to_numpy(zero_copy_only=False)
+    return ~same

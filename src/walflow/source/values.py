@@ -40,7 +40,6 @@ SESSION_OPTIONS = " ".join(
         "extra_float_digits": "1",
         "bytea_output": "hex",
         "client_encoding": "UTF8",
-        "lc_monetary": "C",
         # A role's own limits must not cut a long copy, or the session that holds a snapshot.
         "statement_timeout": "0",
         "lock_timeout": "0",

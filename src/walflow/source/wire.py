@@ -135,9 +135,8 @@ class Replication:
             f"{quote_identifier(name)} '{value.replace(chr(39), chr(39) * 2)}'"
             for name, value in output_options(publication).items()
         )
-        result = self._pgconn.exec_(
-            f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position} ({options})".encode()
-        )
+        command = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position} ({options})"
+        result = self._pgconn.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise refusal(result, f"read the slot {slot}")
         self._pgconn.nonblocking = 1
@@ -180,10 +179,8 @@ class Replication:
                     room -= size
                 elif size == _KEEPALIVE_SIZE:
                     self._keepalive(message)
-                elif size == 0:
-                    return False
                 else:
-                    return True
+                    return size < 0
         except psycopg.Error as error:
             raise ConnectionLost(f"the replication stream broke: {error}") from error
         finally:

@@ -1,0 +1,1 @@
+"""Benchmarks: ours and a reference, side by side in one run."""

@@ -1,0 +1,122 @@
+"""What a benchmark measures and how it is shown.
+
+Machines are noisy, so ours and the reference run in turns, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Comparison", "Timing", "compare", "measured", "show"]
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    wall: float
+    cpu: float
+    """Of the client alone: this process and the children that ended in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    name: str
+    rows: int
+    ours: tuple[Timing, ...]
+    reference: str
+    theirs: tuple[Timing, ...]
+
+    @property
+    def wall(self) -> float:
+        return statistics.median(timing.wall for timing in self.ours)
+
+    @property
+    def reference_wall(self) -> float:
+        return statistics.median(timing.wall for timing in self.theirs)
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the reference."""
+        return self.reference_wall / self.wall
+
+    def cpu_per_million(self, timings: Sequence[Timing]) -> float:
+        return statistics.median(timing.cpu for timing in timings) / self.rows * 1e6
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "name": self.name,
+                "rows": self.rows,
+                "wall_s": round(self.wall, 3),
+                "cpu_s_per_million": round(self.cpu_per_million(self.ours), 3),
+                "reference": self.reference,
+                "reference_wall_s": round(self.reference_wall, 3),
+                "ratio": round(self.ratio, 3),
+            }
+        )
+
+
+def measured(work: Callable[[], object]) -> Timing:
+    """Run it, and say how long it took."""
+    began, cpu = time.perf_counter(), _cpu()
+    work()
+    return Timing(time.perf_counter() - began, _cpu() - cpu)
+
+
+def compare(
+    name: str,
+    rows: int,
+    ours: Callable[[], Timing],
+    reference: str,
+    theirs: Callable[[], Timing],
+    rounds: int = ROUNDS,
+) -> Comparison:
+    """Both in turns, as often as there are rounds."""
+    pairs = [(theirs(), ours()) for _ in range(rounds)]
+    return Comparison(
+        name,
+        rows,
+        tuple(pair[1] for pair in pairs),
+        reference,
+        tuple(pair[0] for pair in pairs),
+    )
+
+
+def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) -> None:
+    comparisons = list(comparisons)
+    table = Table(
+        "workload", "rows", "wall s", "rows/s", "CPU s/1M", "reference", "wall s", "ratio"
+    )
+    for one in comparisons:
+        table.add_row(
+            one.name,
+            f"{one.rows:,}",
+            f"{one.wall:.2f}",
+            f"{one.rows / one.wall:,.0f}",
+            f"{one.cpu_per_million(one.ours):.2f}",
+            f"{one.reference} ({one.cpu_per_million(one.theirs):.2f} CPU s/1M)",
+            f"{one.reference_wall:.2f}",
+            f"{one.ratio:.2f}",
+        )
+    console.print(table)
+    if as_json:
+        for one in comparisons:
+            print(one.to_json())
+
+
+def _cpu() -> float:
+    """Seconds of CPU of this process and of children that have ended."""
+    used = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

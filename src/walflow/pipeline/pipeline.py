@@ -1,0 +1,436 @@
+"""A pipeline: one source, one slot, one change log, one destination."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+import tenacity
+
+from walflow.changelog import ChangeLog, LogIdentity
+from walflow.config import Settings
+from walflow.destinations import OpenDestination, open_destination
+from walflow.destinations.base import Positioned
+from walflow.errors import DestinationError, SourceError, WalflowError
+from walflow.model import Lsn, Phase
+from walflow.observe.metrics import Metrics, PipelineMetrics
+from walflow.pipeline.applying import Applier
+from walflow.pipeline.describing import Describer
+from walflow.pipeline.receiving import Receiver, Source
+from walflow.pipeline.syncing import Copier
+from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.writing import LogWriter
+from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.connection import connect
+from walflow.source.pgoutput import Decoder
+from walflow.source.preflight import Preflight, preflight
+from walflow.source.publication import create_publication
+from walflow.source.slots import drop_slot
+from walflow.source.snapshot import keep_snapshot
+from walflow.source.wire import CreatedSlot, Replication
+
+__all__ = ["Pipeline", "PipelineStatus"]
+
+_ATTEMPTS = 5
+_IDLE_SECONDS = 0.5
+_CHECK_SECONDS = 0.1
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """The whole pipeline, as of now."""
+
+    tables: tuple[TableState, ...]
+    wal_end: Lsn
+    """How far the source's log reached when last heard of."""
+    log_end: Lsn
+    """All up to here is durable in the change log."""
+    applied: Lsn
+    """All up to here is in the destination, of every table."""
+    lag_seconds: float
+    """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.wal_end - self.applied)
+
+
+class Pipeline:
+    """Use as a context manager, or ``start``, ``wait``, ``shutdown``.
+
+    After ``start`` three threads work: one receives, one writes the log, one copies and applies.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self.settings = settings
+        self.tables = Tables()
+        self._metrics: PipelineMetrics = (metrics or Metrics()).pipeline(settings.name)
+        self._uri = settings.source.uri.get_secret_value()
+        self._application = f"walflow {settings.name}"
+        self._stop = threading.Event()
+        self._following = threading.Event()
+        self._error: BaseException | None = None
+        self._worker = threading.Thread(target=self._work, name="walflow-apply", daemon=True)
+        self._cleanup = ExitStack()
+        self._created: tuple[Replication, CreatedSlot] | None = None
+        self._log: ChangeLog
+        self._receiver: Receiver
+        self._destination: OpenDestination
+        self._copier: Copier
+        self._applier: Applier
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    # Starting.
+
+    def start(self) -> None:
+        """Check everything, then make what is missing (publication, slot), then run.
+
+        What fails before anything was copied leaves nothing behind.
+        """
+        self._metrics.started()
+        try:
+            self._start()
+        except BaseException as error:
+            self._metrics.failed(error)
+            self._cleanup.close()
+            raise
+
+    def _start(self) -> None:
+        settings = self.settings
+        found = self._preflight()
+        identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
+        confirmed = found.slot.confirmed_flush
+        self._log = ChangeLog.open(
+            settings.log_folder,
+            identity,
+            start=confirmed or Lsn(0),
+            max_bytes=settings.log.max_bytes,
+            file_bytes=settings.log.file_bytes,
+        )
+        self._cleanup.callback(self._log.close)
+        self._destination = open_destination(settings, identity.system_id)
+        self._cleanup.callback(self._destination.close)
+        if found.publication is None:
+            self._make_publication(found)
+        if confirmed is None:
+            self._make_slot()
+        elif confirmed > self._log.end:
+            _logger.warning(
+                "the change log was lost or is old; tables will be copied again",
+                log_end=str(self._log.end),
+                slot=str(confirmed),
+            )
+            self._log.restart(confirmed)
+        self._start_threads()
+
+    def _preflight(self) -> Preflight:
+        source = self.settings.source
+        with connect(self._uri, application_name=self._application) as connection:
+            found = preflight(
+                connection,
+                publication=source.publication,
+                slot=self.settings.slot,
+                create_publication=source.create_publication,
+                tables=source.tables,
+                types=self.settings.types,
+            )
+        for warning in found.warnings:
+            _logger.warning(warning)
+        return found
+
+    def _make_publication(self, found: Preflight) -> None:
+        with connect(self._uri, application_name=self._application) as connection:
+            create_publication(connection, self.settings.source.publication, found.create_tables)
+        _logger.info("made the publication", publication=self.settings.source.publication)
+
+    def _make_slot(self) -> None:
+        replication = Replication(self._uri, application_name=self._application)
+        self._cleanup.callback(replication.close)
+        created = replication.create_slot(self.settings.slot)
+        self._cleanup.callback(self._drop_unused_slot)
+        self._created = replication, created
+        self._log.restart(created.consistent_point)
+        _logger.info(
+            "made the slot", slot=self.settings.slot, position=str(created.consistent_point)
+        )
+
+    def _drop_unused_slot(self) -> None:
+        """A slot that this start made and that no copied table needs would only hold the
+        source's log back."""
+        if any(state.position for state in self.tables.all()):
+            return
+        with connect(self._uri, application_name=self._application) as connection:
+            drop_slot(connection, self.settings.slot)
+
+    def _start_threads(self) -> None:
+        settings = self.settings
+        describer = Describer(self._uri, self._application, self._log, settings.types)
+        self._cleanup.callback(describer.close)
+        writer = LogWriter(
+            self._log,
+            Decoder(describer.describe),
+            self._metrics,
+            fill_seconds=settings.log.fill_ms / 1000,
+            segment_bytes=settings.log.segment_bytes,
+        )
+        source = Source(
+            self._uri,
+            settings.slot,
+            settings.source.publication,
+            self._application,
+            settings.source.backlog_bytes,
+        )
+        self._receiver = Receiver(source, self._log, writer, self._metrics)
+        spark, destination = self._destination.spark, self._destination.destination
+        self._copier = Copier(
+            self._uri,
+            self._application,
+            spark,
+            self._log,
+            destination,
+            self.tables,
+            self._metrics,
+            settings.copying,
+        )
+        self._applier = Applier(spark, self._log, destination, self.tables, self._metrics)
+        writer.start()
+        self._receiver.start()
+        self._cleanup.callback(self._receiver.stop)
+        self._worker.start()
+
+    # Running.
+
+    def wait(self, *, until_caught_up: bool = False, poll: float = _CHECK_SECONDS) -> None:
+        """Wait until the pipeline ends; raises what ended it.
+
+        ``until_caught_up``: also return when everything that the source had committed when the
+        copy was finished is in the destination.
+        """
+        target: Lsn | None = None
+        while not self._stop.wait(poll):
+            self.check()
+            if not until_caught_up or not self._following.is_set():
+                continue
+            if target is None:
+                target = self.source_position()
+            if self.status().applied >= target:
+                return
+        self.check()
+
+    def wait_until(self, position: Lsn, seconds: float) -> bool:
+        """Wait until all up to the position is in the destination; False if not in time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.check()
+            if self._following.is_set() and self.status().applied >= position:
+                return True
+            self._stop.wait(_CHECK_SECONDS)
+        return False
+
+    def source_position(self) -> Lsn:
+        """How far the source's log reaches now."""
+        with connect(self._uri, application_name=self._application) as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def check(self) -> None:
+        """Raise what ended the pipeline, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def status(self) -> PipelineStatus:
+        states = self.tables.all()
+        applied = self.tables.applied()
+        if applied is None:
+            applied = self._log.end if self._following.is_set() else self._log.start
+        waiting = self._log.segments(applied)
+        lag = max(0.0, time.time() - waiting[0].commit_time / 1e6) if waiting else 0.0
+        status = PipelineStatus(
+            tuple(states),
+            max(self._receiver.wal_end, self._log.end),
+            self._log.end,
+            applied,
+            lag,
+        )
+        self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
+        self._metrics.end_to_end_lag_seconds.set(status.lag_seconds)
+        self._metrics.set_phases({state.name: state.phase for state in states})
+        return status
+
+    def shutdown(self) -> None:
+        """Finish the round, make durable what was received, let go of everything.
+
+        Repeats safely.
+        """
+        self._stop.set()
+        if self._worker.is_alive():
+            self._worker.join()
+        self._cleanup.close()
+        if self._error is None:
+            self._metrics.stopped()
+        else:
+            self._metrics.failed(self._error)
+
+    def _work(self) -> None:
+        try:
+            self._adopt_known_tables()
+            self._copy_missing()
+            position = self.tables.applied() or self._log.start
+            self._following.set()
+            while not self._stop.is_set():
+                self._receiver.check()
+                self._log.wait_for_change(position, _IDLE_SECONDS)
+                if self._log.end > position:
+                    position = self._round(position)
+        except BaseException as error:  # raised again by check() in the caller's thread
+            if not self._stop.is_set() or isinstance(error, WalflowError):
+                self._error = error
+        finally:
+            self._stop.set()
+
+    def _adopt_known_tables(self) -> None:
+        """Which tables the destination has already, and up to where."""
+        for table in self._published():
+            position = self._known_position(table)
+            if position is None:
+                self.tables.put(TableState(table.schema))
+            else:
+                schema = self._log.latest_schema(table.schema.oid)
+                assert schema is not None
+                self.tables.put(TableState(schema, Phase.CATCHUP, position))
+
+    def _known_position(self, table: PublishedTable) -> Lsn | None:
+        """Where to go on with a table; None if it must be copied."""
+        destination = self._destination.destination
+        if not isinstance(destination, Positioned):
+            return None
+        position = destination.applied(table.schema)
+        known = self._log.latest_schema(table.schema.oid)
+        if position is None or known is None or known.name != table.schema.name:
+            return None
+        if not self._log.covers(table.schema.oid, position):
+            _logger.warning(
+                "changes are missing in the log; the table is copied again",
+                table=str(table.name),
+                position=str(position),
+            )
+            return None
+        return position
+
+    def _published(self) -> list[PublishedTable]:
+        with connect(self._uri, application_name=self._application) as connection:
+            return published_tables(
+                connection, self.settings.source.publication, self.settings.types
+            )
+
+    def _copy_missing(self) -> None:
+        """Copy every table that is not followed yet, under new snapshots as long as it takes."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_worth_retrying),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
+            ),
+            wait=tenacity.wait_exponential_jitter(initial=0.5, max=10),
+            sleep=self._sleep,
+            before_sleep=lambda state: self._tell("copy", state),
+            reraise=True,
+        )
+        retrying(self._copy_once)
+
+    def _copy_once(self) -> None:
+        if all(state.followed for state in self.tables.all()) or self._stop.is_set():
+            return
+        replication, created = self._snapshot()
+        try:
+            keeper = keep_snapshot(
+                self._uri, created.snapshot, application_name=f"{self._application} snapshot"
+            )
+        finally:
+            replication.close()
+        with keeper:
+            missing = [table for table in self._published() if not self._followed(table)]
+            self._copier.copy(missing, keeper, created.consistent_point)
+
+    def _followed(self, table: PublishedTable) -> bool:
+        state = self.tables.get(table.schema.oid)
+        if state is None:
+            self.tables.put(TableState(table.schema))
+            return False
+        return state.followed
+
+    def _snapshot(self) -> tuple[Replication, CreatedSlot]:
+        """The slot's own snapshot the first time, then those of temporary slots."""
+        if self._created is not None:
+            first, self._created = self._created, None
+            return first
+        replication = Replication(self._uri, application_name=self._application)
+        try:
+            return replication, replication.create_slot(
+                f"{self.settings.slot[:40]}_copy_{time.time_ns() % 10**9}", temporary=True
+            )
+        except BaseException:
+            replication.close()
+            raise
+
+    def _round(self, position: Lsn) -> Lsn:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, DestinationError) and error.retry
+            ),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
+            ),
+            wait=tenacity.wait_exponential_jitter(initial=0.5, max=30),
+            sleep=self._sleep,
+            before_sleep=lambda state: self._tell("apply", state),
+            reraise=True,
+        )
+        done = retrying(self._applier.apply, position)
+        if done.outgrown:
+            self._rejoin(done.outgrown)
+        self._log.retire(done.upto, self.settings.log.retain_seconds)
+        return done.upto
+
+    def _rejoin(self, outgrown: Collection[int]) -> None:
+        """Tables that appeared or changed their form start over with a copy."""
+        published = {table.schema.oid: table for table in self._published()}
+        for oid in outgrown:
+            if oid in published:
+                _logger.info("copying a new or changed table", table=str(published[oid].name))
+                self.tables.put(TableState(published[oid].schema))
+            else:
+                self.tables.forget(oid)
+        self._copy_missing()
+
+    def _sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+    def _tell(self, worker: str, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is not None:
+            self._metrics.worker_failed(worker, error)
+        _logger.warning(f"{worker} failed; trying again", error=str(error))
+
+
+def _worth_retrying(error: BaseException) -> bool:
+    return isinstance(error, SourceError | DestinationError) and error.retry
