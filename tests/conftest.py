@@ -16,6 +16,8 @@ from walflow.errors import PostgresMissing
 from walflow.model import quote_identifier
 from walflow.testing.postgres import EmbeddedPostgres
 
+pytest_plugins = ["tests.spark_fixtures"]
+
 SUPPORTED_VERSIONS = (14, 15, 16, 17, 18)
 
 _numbers = itertools.count(1)
