@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SegmentWriter"]
 
-MAX_OPEN_FILES = 256
+MAX_OPEN_FILES = 128
 SMALL_BATCHES = 256
 """So many batches of a table are joined to one: each costs memory beyond its values."""
 COLUMN_OVERHEAD = 768
