@@ -10,7 +10,7 @@ import pytest
 
 from tests.changelog.rows import START, files_in_log, files_on_disk, open_log, read, seal_rows
 from walflow.changelog import ChangeLog
-from walflow.errors import LogError
+from walflow.errors import DiskFull, LogError
 from walflow.model import Lsn
 
 
@@ -26,6 +26,27 @@ def fail_on_journal(monkeypatch: pytest.MonkeyPatch, error: BaseException, *call
                 raise error
 
         monkeypatch.setattr(os, name, failing)
+
+
+def test_a_file_that_fails_in_the_background_fails_the_seal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "log"
+    log = open_log(folder, file_bytes=1, buffer_bytes=4)
+    real = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".parquet":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(DiskFull):
+            seal_rows(log, 1100, {1: 2})
+    assert files_on_disk(folder) == set()
+    seal_rows(log, 1100, {1: 2})
+    check_and_reopen(log, folder, [1100])
 
 
 def check_and_reopen(log: ChangeLog, folder: Path, ends: list[int]) -> None:

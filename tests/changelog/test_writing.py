@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.changelog.rows import (
     with_column,
 )
 from walflow.changelog import FileStats
+from walflow.changelog import writer as writer_module
 from walflow.errors import LogError
 from walflow.model import Lsn, Span
 
@@ -192,6 +194,20 @@ def test_three_hundred_tables_in_one_segment(tmp_path: Path) -> None:
     log.close()
 
 
+def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_OPEN_FILES", 5)
+    log = open_log(tmp_path / "log", buffer_bytes=4)
+    writer = log.writer()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for first in range(3):
+        for oid in range(1, 21):
+            writer.append(table(oid), inserts(table(oid), 1100, 1, first=first), FileStats(rows=1))
+            assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
+    rows = read(log, [writer.seal(Lsn(1200), 0, 1)])
+    assert all([row["id"] for row in rows[oid, 0]] == [0, 1, 2] for oid in range(1, 21))
+    log.close()
+
+
 def test_an_end_without_changes_is_recorded_now_and_then(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     writer = log.writer()
@@ -228,8 +244,10 @@ def test_everything_is_synced_before_the_record(
     real = os.fsync
 
     def spy(descriptor: int) -> None:
-        real(descriptor)
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.suffix == ".parquet":
+            time.sleep(0.05)  # so slow that a seal that does not wait would be ahead
+        real(descriptor)
         synced.append(str(path.relative_to(log.folder)))
 
     monkeypatch.setattr(os, "fsync", spy)
