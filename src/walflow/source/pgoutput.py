@@ -9,7 +9,7 @@ singly: relation messages and truncates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -249,6 +249,9 @@ class Decoder:
                 continue
             lsn = Lsn(int(transactions.lsn[transactions.of_message[index]]))
             schema = self._describe(relation, lsn)
+            if known is not None and schema.version == lsn <= known.schema.version:
+                # A second form in one transaction: versions tell the forms of a table apart.
+                schema = replace(schema, version=Lsn(known.schema.version + 1))
             if known is None or known.schema != schema:
                 forms.setdefault(relation.oid, []).append((int(index), schema))
             self._forms[relation.oid] = _Form(message, schema)
