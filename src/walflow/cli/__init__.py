@@ -1,1 +1,54 @@
+"""The ``walflow`` command.
 
+Commands import what they need when they run, so that ``walflow --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from walflow.cli.bench import bench
+from walflow.cli.demo import demo
+from walflow.cli.failures import report
+from walflow.cli.run import run
+
+__all__ = ["main", "walflow"]
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done; 1 source and destination differ; 2 wrong usage or settings; "
+    "3 wrong URI; 10-27 the source; 30-34 the change log; 40-42 Spark; 50-51 the destination; 70 a bug; "
+    "130 and 143 ended by Ctrl-C and SIGTERM before the work was done.",
+)
+@click.option("--debug", is_flag=True, help="Stack traces and debug logs.")
+@click.version_option(package_name="walflow", message="%(prog)s %(version)s")
+def walflow(debug: bool) -> None:
+    """Keep analytical tables equal to Postgres tables."""
+
+
+walflow.add_command(run)
+walflow.add_command(demo)
+walflow.add_command(bench)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and leave with its exit code; every failure is told in one message."""
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        code: Any = walflow.main(arguments, prog_name="walflow", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Stopped.", err=True)
+        return 130
+    except Exception as error:
+        return report(error, debug="--debug" in arguments)
+    return code if isinstance(code, int) else 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 import tenacity
@@ -34,6 +35,9 @@ from walflow.source.publication import create_publication
 from walflow.source.slots import drop_slot
 from walflow.source.snapshot import keep_snapshot
 from walflow.source.wire import CreatedSlot, Replication
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["Pipeline", "PipelineStatus"]
 
@@ -72,6 +76,8 @@ class Pipeline:
     def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self.tables = Tables()
+        self.stage = "waiting to start"
+        """What the start is busy with, for people to read."""
         self._metrics: PipelineMetrics = (metrics or Metrics()).pipeline(settings.name)
         self._uri = settings.source.uri.get_secret_value()
         self._application = f"walflow {settings.name}"
@@ -116,9 +122,13 @@ class Pipeline:
 
     def _start(self) -> None:
         settings = self.settings
+        self.stage = "checking the source"
         found = self._preflight()
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
         confirmed = found.slot.confirmed_flush
+        self.stage = "opening the change log"
+        if not settings.log_folder.exists():
+            self._cleanup.callback(self._remove_unused_log)
         self._log = ChangeLog.open(
             settings.log_folder,
             identity,
@@ -127,7 +137,9 @@ class Pipeline:
             file_bytes=settings.log.file_bytes,
         )
         self._cleanup.callback(self._log.close)
+        self.stage = "starting Spark"
         self._destination = open_destination(settings, identity.system_id)
+        self.stage = "making the slot"
         self._cleanup.callback(self._destination.close)
         if found.publication is None:
             self._make_publication(found)
@@ -141,6 +153,7 @@ class Pipeline:
             )
             self._log.restart(confirmed)
         self._start_threads()
+        self.stage = "running"
 
     def _preflight(self) -> Preflight:
         source = self.settings.source
@@ -176,10 +189,19 @@ class Pipeline:
     def _drop_unused_slot(self) -> None:
         """A slot that this start made and that no copied table needs would only hold the
         source's log back."""
-        if any(state.position for state in self.tables.all()):
+        if self._something_copied:
             return
         with connect(self._uri, application_name=self._application) as connection:
             drop_slot(connection, self.settings.slot)
+
+    def _remove_unused_log(self) -> None:
+        """A log that this start made and that no copied table needs."""
+        if not self._something_copied:
+            shutil.rmtree(self.settings.log_folder, ignore_errors=True)
+
+    @property
+    def _something_copied(self) -> bool:
+        return any(state.position for state in self.tables.all())
 
     def _start_threads(self) -> None:
         settings = self.settings
@@ -191,6 +213,7 @@ class Pipeline:
             self._metrics,
             fill_seconds=settings.log.fill_ms / 1000,
             segment_bytes=settings.log.segment_bytes,
+            waiting=lambda: self._log.waiting(self.tables.applied() or self._log.start),
         )
         source = Source(
             self._uri,
@@ -277,14 +300,25 @@ class Pipeline:
         self._metrics.set_phases({state.name: state.phase for state in states})
         return status
 
+    @property
+    def spark(self) -> SparkSession:
+        """The session that the destination's tables can be read with, while the pipeline runs."""
+        return self._destination.spark
+
+    def stop(self) -> None:
+        """Ask for the end and return at once: ``wait`` returns, ``shutdown`` does the rest."""
+        self._stop.set()
+
     def shutdown(self) -> None:
         """Finish the round, make durable what was received, let go of everything.
 
-        Repeats safely.
+        A copy that is under way is broken off: it may take hours. Repeats safely.
         """
         self._stop.set()
-        if self._worker.is_alive():
-            self._worker.join()
+        while self._worker.is_alive():
+            if not self._following.is_set():
+                self.spark.sparkContext.cancelAllJobs()
+            self._worker.join(_IDLE_SECONDS)
         self._cleanup.close()
         if self._error is None:
             self._metrics.stopped()
@@ -303,7 +337,9 @@ class Pipeline:
                 if self._log.end > position:
                     position = self._round(position)
         except BaseException as error:  # raised again by check() in the caller's thread
-            if not self._stop.is_set() or isinstance(error, WalflowError):
+            # A copy that shutdown breaks off fails in whatever way it was in.
+            broken_off = self._stop.is_set() and not self._following.is_set()
+            if not broken_off and (not self._stop.is_set() or isinstance(error, WalflowError)):
                 self._error = error
         finally:
             self._stop.set()

@@ -1,0 +1,45 @@
+"""Errors as the user sees them: the cause, what to do, and an exit code."""
+
+from __future__ import annotations
+
+import traceback
+
+import click
+
+from walflow.errors import WalflowError
+from walflow.redaction import redacted
+
+__all__ = ["UNEXPECTED", "report"]
+
+UNEXPECTED = 70
+"""The exit code of what walflow did not foresee (EX_SOFTWARE)."""
+
+
+def report(error: Exception, *, debug: bool) -> int:
+    """Tell the error on stderr, without secrets; gives the exit code.
+
+    The stack comes only with ``debug``.
+    """
+    if debug:
+        click.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
+    if isinstance(error, WalflowError):
+        click.echo(
+            f"{click.style('Error:', fg='red', bold=True)} {redacted(_sentence(error.message))}",
+            err=True,
+        )
+        if error.hint:
+            click.echo(f"{click.style('What to do:', bold=True)} {redacted(error.hint)}", err=True)
+        return error.exit_code
+    cause = " ".join(str(error).split()) or "no further words"
+    click.echo(
+        f"{click.style('Unexpected error:', fg='red', bold=True)}"
+        f" {type(error).__name__}: {redacted(cause)[:500]}",
+        err=True,
+    )
+    if not debug:
+        click.echo("Run with --debug (walflow --debug …) to see where it happened.", err=True)
+    return UNEXPECTED
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,87 @@
+"""The processes that this one has started, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+__all__ = ["descendants", "end_descendants", "leave_at_once", "own_temporary_folder"]
+
+_PATIENCE_SECONDS = 4.0
+
+
+def descendants() -> list[int]:
+    """Children of this process, their children and so on."""
+    parents = _parents()
+    found: list[int] = []
+    generation = {os.getpid()}
+    while generation := {pid for pid, parent in parents.items() if parent in generation}:
+        found += generation
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Of all live processes."""
+    if not Path("/proc/self/stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+        )
+        return {int(pid): int(parent) for pid, parent in map(str.split, listed.stdout.splitlines())}
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        # It may have ended since.
+        with contextlib.suppress(OSError):
+            # pid (name) state parent …; a name may have anything in it, brackets too.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+    return parents
+
+
+def end_descendants() -> None:
+    """Ask them to end, then make them; returns when they are gone. Repeats safely."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not (alive := descendants()):
+            return
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while descendants() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+@contextmanager
+def own_temporary_folder(folder: Path | None = None) -> Iterator[Path]:
+    """All temporary files of this process go into one folder, which goes with the block."""
+    made = Path(tempfile.mkdtemp(prefix="walflow-tmp-")) if folder is None else folder
+    made.mkdir(exist_ok=True)
+    # Another account may have to get at what is inside: an embedded Postgres, started by root.
+    made.chmod(0o711)
+    before, tempfile.tempdir = tempfile.tempdir, str(made)
+    try:
+        yield made
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def leave_at_once(code: int, *folders: Path) -> NoReturn:
+    """End every process that was started, remove the folders, and this process with no further
+    word: threads are not waited for."""
+    end_descendants()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    # Our threads may still be writing into them.
+    while any(folder.exists() for folder in folders) and time.monotonic() < deadline:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    os._exit(code)

@@ -1,0 +1,164 @@
+"""``walflow run``: one pipeline, until it is told to stop or has caught up."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from walflow.config import Settings
+    from walflow.observe.metrics import Metrics
+    from walflow.pipeline.pipeline import Pipeline
+
+__all__ = ["run"]
+
+_POLL_SECONDS = 0.2
+_STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
+
+
+@click.command(
+    epilog="Ctrl-C (or SIGTERM) finishes the round and stops, with exit code 0; with "
+    "--until-caught-up or during the start with 130 (143), since the work was not done. A second "
+    "one stops at once: nothing is lost, the next run goes on from the last complete round. "
+    "Every setting can also be in FILE (YAML) or in the environment (WALFLOW_LOG__FILL_MS=100)."
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
+@click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/database")
+@click.option("--to", "destination", metavar="URI", help="iceberg:///folder/of/the/tables")
+@click.option("--name", help="The pipeline's name.  [default: default]")
+@click.option("--publication", help="Whose tables are followed.  [default: walflow]")
+@click.option("--create-publication", is_flag=True, help="Make the publication if there is none.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="SCHEMA.TABLE",
+    help="For a publication that is made: these tables only. May be repeated.",
+)
+@click.option("--slot", help="The replication slot.  [default: walflow_<name>]")
+@click.option(
+    "--log", type=click.Path(path_type=Path), metavar="FOLDER", help="Where the change log is kept."
+)
+@click.option("--until-caught-up", is_flag=True, help="End when the lag is zero.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics here.")
+@click.option("--json", "as_json", is_flag=True, help="Log lines as JSON, and no live view.")
+@click.option("--quiet", "-q", is_flag=True, help="Warnings and errors only.")
+@click.option("--set", "others", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.pass_context
+def run(context: click.Context, /, file: Path | None, others: tuple[str, ...], **given: Any) -> int:
+    """Copy the published tables, then keep them equal to the source."""
+    from walflow.config import load_settings
+
+    settings = load_settings(file, _overrides(given, others))
+    debug: bool = context.find_root().params["debug"]
+    return _run(
+        settings,
+        until_caught_up=given["until_caught_up"],
+        json=given["as_json"],
+        quiet=given["quiet"],
+        debug=debug,
+    )
+
+
+def _overrides(given: dict[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
+    overrides: dict[str, Any] = {
+        "source.uri": given["source"],
+        "destination.uri": given["destination"],
+        "name": given["name"],
+        "source.publication": given["publication"],
+        "source.create_publication": True if given["create_publication"] else None,
+        "source.tables": given["tables"] or None,
+        "source.slot": given["slot"],
+        "log.folder": given["log"],
+        "metrics_address": given["metrics"],
+    }
+    for other in others:
+        key, equals, value = other.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"--set takes KEY=VALUE, such as log.fill_ms=100, not {key!r}.")
+        overrides[key.strip()] = value
+    return overrides
+
+
+def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, debug: bool) -> int:
+    from rich.console import Console
+
+    from walflow.cli.attending import Signals, Work
+    from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
+    from walflow.cli.showing import Watcher
+    from walflow.observe.metrics import Metrics
+    from walflow.observe.serve import serve_metrics
+    from walflow.pipeline.pipeline import Pipeline
+    from walflow.source.connection import redact
+
+    metrics = Metrics()
+    running = _Running(Pipeline(settings, metrics), until_caught_up)
+    work = Work(running.work)
+    watcher = Watcher(
+        Console(),
+        settings.name,
+        redact(settings.source.uri.get_secret_value()),
+        settings.destination.uri,
+        json=json,
+        quiet=quiet,
+        debug=debug,
+    )
+    with Signals() as signals, own_temporary_folder() as folder:
+        with watcher, _served(serve_metrics, settings.metrics_address, metrics):
+            work.start()
+            while work.is_alive() and signals.count < 2:
+                if signals.count:
+                    running.pipeline.stop()
+                    running.told_to_stop = True
+                    if not running.started:
+                        # Nothing is written yet: what the start waits for fails, and it cleans up.
+                        end_descendants()
+                watcher.look(running)
+                work.join(_POLL_SECONDS)
+            watcher.look(running)
+        if work.is_alive():
+            leave_at_once(signals.exit_code, folder)
+    if signals.count and not running.started:
+        return signals.exit_code
+    work.result()
+    return 0 if running.done or not until_caught_up else signals.exit_code
+
+
+def _served(serve: Any, address: str | None, metrics: Metrics) -> AbstractContextManager[object]:
+    return nullcontext() if address is None else serve(address, metrics.registry)
+
+
+class _Running:
+    """The pipeline at work, as the watcher sees it."""
+
+    def __init__(self, pipeline: Pipeline, until_caught_up: bool) -> None:
+        self.pipeline = pipeline
+        self.started = False
+        self.told_to_stop = False
+        self.done = False
+        self._until_caught_up = until_caught_up
+        self._ended = False
+
+    @property
+    def stage(self) -> str:
+        """In words; nothing when all goes as it always does."""
+        if self._ended or self.done:
+            return ""
+        if self.told_to_stop:
+            return _STOPPING
+        return "" if self.started else self.pipeline.stage
+
+    def work(self) -> None:
+        try:
+            self.pipeline.start()
+            self.started = True
+            try:
+                self.pipeline.wait(until_caught_up=self._until_caught_up)
+                self.done = not self.told_to_stop
+            finally:
+                self.pipeline.shutdown()
+        finally:
+            self._ended = True

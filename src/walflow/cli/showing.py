@@ -1,0 +1,107 @@
+"""One way to show a running pipeline: a live view in a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol, Self
+
+import structlog
+from rich.console import Console
+
+from walflow.cli.progress import Meter, Progress
+from walflow.cli.view import View
+from walflow.observe import logs
+from walflow.pipeline.pipeline import Pipeline
+
+__all__ = ["Shown", "Watcher"]
+
+_LINE_SECONDS = 10.0
+
+_logger = structlog.get_logger(__name__)
+
+
+class Shown(Protocol):
+    """What ``Watcher`` reads."""
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def pipeline(self) -> Pipeline | None: ...
+
+
+class Watcher:
+    """Shows a pipeline for as long as the block runs; ``look`` is called often."""
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        source: str,
+        destination: str,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        debug: bool = False,
+    ) -> None:
+        self._json = json
+        self._level = "debug" if debug else "warning" if quiet else "info"
+        self._live = console.is_terminal and not (json or quiet or debug)
+        self._view = View(console, title, source, destination) if self._live else None
+        self._meter = Meter()
+        self._stage = ""
+        self._lined = 0.0
+        self._stack = ExitStack()
+        self.progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._view is not None:
+            view: AbstractContextManager[object] = self._view
+            self._stack.enter_context(view)
+            # The view has put itself in front of stderr: lines appear above it.
+            logs.configure(level="warning", stream=sys.stderr)
+            self._stack.callback(lambda: logs.configure(level="warning", stream=sys.stderr))
+        else:
+            logs.configure(json=self._json, level=self._level)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def look(self, shown: Shown) -> None:
+        """Take the pipeline's state and show it, if it is time to."""
+        pipeline = shown.pipeline
+        if pipeline is not None and pipeline.stage == "running":
+            self.progress = self._meter.measure(pipeline.status())
+        if self._view is not None:
+            self._view.show(shown.stage, self.progress)
+        else:
+            self._log(shown.stage)
+
+    def _log(self, stage: str) -> None:
+        # What stands behind a comma changes too often for lines.
+        step = stage.partition(",")[0]
+        if step and step != self._stage:
+            _logger.info(step)
+        self._stage = step
+        now = time.monotonic()
+        if self.progress is None or now - self._lined < _LINE_SECONDS:
+            return
+        self._lined = now
+        _logger.info("progress", **_fields(self.progress))
+
+
+def _fields(progress: Progress) -> dict[str, object]:
+    return {
+        "tables": len(progress.tables),
+        "copying": sum(table.copying for table in progress.tables),
+        "rows_copied": progress.rows_copied,
+        "changes": progress.changes,
+        "changes_per_second": round(progress.changes_per_second),
+        "lag_bytes": progress.lag_bytes,
+        "lag_seconds": round(progress.lag_seconds, 1),
+        "log_end": str(progress.log_end),
+        "applied": str(progress.applied),
+    }

@@ -1,0 +1,191 @@
+"""The live view of a pipeline in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from walflow.cli.progress import Progress, TableProgress
+from walflow.model import Phase
+
+__all__ = ["View", "human_bytes", "human_count", "human_seconds"]
+
+_FRAMES_PER_SECOND = 4
+_QUIET_SECONDS = 1.0
+"""How often the view is drawn when nothing but the clock has changed."""
+_LINES_AROUND = 9
+"""Header, footer and a little air: what the tables do not get of a terminal's height."""
+
+_STYLES = {
+    Phase.READY: "green",
+    Phase.SYNC_DONE: "green",
+    Phase.CATCHUP: "cyan",
+    Phase.ERRORED: "bold red",
+}
+
+
+class View:
+    """Shows what ``show`` was last given; a context manager. Draws at most four times a second."""
+
+    def __init__(self, console: Console, title: str, source: str, destination: str) -> None:
+        self._console = console
+        self._title = title
+        self._source = source
+        self._destination = destination
+        self._began = time.monotonic()
+        self._spinner = Spinner("dots", style="cyan")
+        self._stage = ""
+        self._progress: Progress | None = None
+        self._drawn: tuple[float, object] = (0.0, None)
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.refresh()
+        self._live.stop()
+
+    def show(self, stage: str, progress: Progress | None) -> None:
+        """``stage`` is what goes on now, in words; empty when the tables say it all."""
+        now = time.monotonic()
+        since, content = self._drawn
+        self._stage, self._progress = stage, progress
+        # The spinner must turn; else there is no need to draw what is there already.
+        news = bool(stage) or content != progress
+        if now - since < (1 / _FRAMES_PER_SECOND if news else _QUIET_SECONDS) - 0.02:
+            return
+        self._drawn = (now, progress)
+        self._live.refresh()
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = [self._header()]
+        if self._progress is not None and self._progress.tables:
+            room = max(1, self._console.height - _LINES_AROUND)
+            parts += ["", _tables(self._progress.tables, room), ""]
+            parts.append(_totals(self._progress))
+        if self._stage:
+            self._spinner.update(text=Text(f"{self._stage} …"))
+            parts.append(self._spinner)
+        return Group(*parts)
+
+    def _header(self) -> RenderableType:
+        position = ""
+        if self._progress is not None and self._progress.log_end:
+            position = f"log {self._progress.log_end}"
+            if self._progress.applied:
+                position += f", applied {self._progress.applied}"
+        top = Table.grid(expand=True)
+        top.add_column()
+        top.add_column(justify="right")
+        top.add_row(
+            Text.assemble(("walflow ", "bold"), (self._title, "bold cyan"), f"  {position}"),
+            Text(_clock(time.monotonic() - self._began), style="dim"),
+        )
+        way = Text(f"{self._source} → {self._destination}", style="dim", no_wrap=True)
+        way.overflow = "ellipsis"
+        return Group(top, way)
+
+
+def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
+    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+    grid.add_column("table", no_wrap=True, overflow="ellipsis", max_width=22)
+    grid.add_column("phase", no_wrap=True)
+    for name in ("rows copied", "changes", "changes/s", "lag", "behind"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    busiest_first = sorted(tables, key=_urgency)
+    # One line less where "and more" needs it.
+    shown = busiest_first if len(tables) <= room else busiest_first[: max(1, room - 1)]
+    for table in shown:
+        grid.add_row(
+            table.name,
+            Text(table.phase.value, style=_STYLES.get(table.phase, "yellow")),
+            _copied(table),
+            human_count(table.changes),
+            f"{table.changes_per_second:,.0f}",
+            "" if table.lag_bytes is None else human_bytes(table.lag_bytes),
+            "" if table.lag_seconds is None else human_seconds(table.lag_seconds),
+        )
+    if len(shown) == len(tables):
+        return grid
+    return Group(grid, Text(f"… and {len(tables) - len(shown)} more", style="dim"))
+
+
+def _urgency(table: TableProgress) -> tuple[bool, bool, float, str]:
+    """Failed, then unfinished, then busy tables first; else by name."""
+    return (
+        table.phase is not Phase.ERRORED,
+        not table.copying,
+        -round(table.changes_per_second, -1),
+        table.name,
+    )
+
+
+def _copied(table: TableProgress) -> RenderableType:
+    if table.phase is not Phase.DATA_SYNC or not table.rows_expected:
+        return human_count(table.rows_copied)
+    # The number of rows is an estimate: 100 % only when it is done.
+    share = min(0.99, table.rows_copied / table.rows_expected)
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=10), f"{share:4.0%}")
+    return line
+
+
+def _totals(progress: Progress) -> Text:
+    lag = progress.lag_bytes
+    words: Iterable[str] = (
+        f"{len(progress.tables)} tables" if len(progress.tables) != 1 else "1 table",
+        f"{human_count(progress.rows_copied)} rows copied",
+        f"{human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)",
+        "copying"
+        if lag is None
+        else f"{human_bytes(lag)} and {human_seconds(progress.lag_seconds)} behind",
+    )
+    return Text(" · ".join(words), style="bold")
+
+
+def human_count(number: int) -> str:
+    """Up to seven digits in full, then in millions."""
+    return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.1f}M"
+
+
+def human_bytes(number: int) -> str:
+    if number < 1024:
+        return f"{number} B"
+    size = float(number)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1024
+        if size < 1000 or unit == "TB":
+            break
+    return f"{size:.1f} {unit}" if size < 10 else f"{size:,.0f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    if seconds < 0.05:
+        return "0 s"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

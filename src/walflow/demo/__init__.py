@@ -1,0 +1,1 @@
+"""The demo's shop: its tables, its live load, and the proof that source and destination agree."""

@@ -1,0 +1,67 @@
+"""Where the demo puts its things, and what stays of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from walflow.errors import ConfigError
+
+__all__ = ["DemoFolder", "demo_folder"]
+
+
+class DemoFolder:
+    def __init__(self, path: Path, *, ours: bool) -> None:
+        self.path = path
+        self._ours = ours
+        self._kept = False
+
+    @property
+    def made(self) -> list[Path]:
+        """What to remove if the demo does not get to its end."""
+        if self._ours:
+            return [self.path]
+        return [self.path / name for name in ("lake", "log", "tmp")]
+
+    def keep(self, lake: Path) -> None:
+        """The demo got to its end: only the tables stay."""
+        self._kept = True
+        for entry in self.path.iterdir():
+            if entry != lake:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def close(self) -> None:
+        if not self._kept:
+            for folder in self.made:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
+    """The wanted folder, which must be new or empty, or a temporary one; empty again if the
+    demo fails."""
+    if wanted is None:
+        path = Path(tempfile.mkdtemp(prefix="walflow-demo-"))
+    else:
+        path = wanted.absolute()
+        if path.is_dir() and any(path.iterdir()):
+            raise ConfigError(
+                f"The folder {path} is not empty.", hint="Name a new folder for the demo's tables."
+            )
+    new = wanted is None or not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {path} cannot be made: {error.strerror}.", hint="Name another --folder."
+        ) from error
+    # Postgres runs under another account if we are root, and must get to its own folder in here.
+    path.chmod(path.stat().st_mode | 0o711)
+    folder = DemoFolder(path, ours=new)
+    try:
+        yield folder
+    finally:
+        folder.close()
