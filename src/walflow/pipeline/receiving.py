@@ -12,7 +12,7 @@ import structlog
 import tenacity
 
 from walflow.changelog import ChangeLog
-from walflow.errors import SourceError, WalflowError
+from walflow.errors import NoFreeSlot, SourceError, WalflowError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.writing import LogWriter
@@ -24,7 +24,7 @@ __all__ = ["Receiver", "Source"]
 
 _HAND_OVER_BYTES = 4 << 20
 _LIVE_SECONDS = 0.05
-_ADVANCE_SECONDS = 10.0
+_ASK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _ADVANCE_BULK_BYTES = 1 << 30
 
@@ -161,12 +161,13 @@ class Receiver:
 
     def _advance_idle(self, replication: Replication) -> None:
         """Without changes of ours, the log of a busy server must not be kept for us."""
-        now = time.monotonic()
-        if now - self._asked >= 1.0:
+        if replication.wal_end > self._writer.durable and replication.reply_asked:
+            replication.reply_asked = False
+            self._writer.advance(replication.wal_end)
+        elif time.monotonic() - self._asked >= _ASK_SECONDS:
             # The answer says how far the server has looked without finding anything for us.
-            self._asked = now
+            self._asked = time.monotonic()
             replication.send_status(ask_for_reply=True)
-        if replication.wal_end > self._writer.durable:
             self._writer.advance(replication.wal_end)
 
     def _has_room(self) -> bool:
@@ -178,12 +179,17 @@ class Receiver:
             if backlog_bytes(connection, self._log.end) < source.backlog_bytes:
                 return
             advance_slot(connection, source.slot, self._log.end)
-            with Backlog(
-                source.uri,
-                slot=source.slot,
-                publication=source.publication,
-                application_name=source.application_name,
-            ) as backlog:
+            try:
+                backlog = Backlog(
+                    source.uri,
+                    slot=source.slot,
+                    publication=source.publication,
+                    application_name=source.application_name,
+                )
+            except NoFreeSlot as error:
+                _logger.warning("the backlog is read without the bulk path", error=str(error))
+                return
+            with backlog:
                 _logger.info("reading the backlog in bulk", position=str(self._log.end))
                 acknowledged = self._log.end
                 while not (self._stop.is_set() or backlog.exhausted):

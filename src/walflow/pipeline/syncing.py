@@ -17,7 +17,7 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.config import CopySettings
 from walflow.destinations.base import AdoptsFiles, Destination, Positioned
-from walflow.errors import WalflowError
+from walflow.errors import SnapshotLost, WalflowError
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.tables import Tables
@@ -96,6 +96,11 @@ class Copier:
         self.log.drop_copy(schema.oid)
         folder = self.log.copy_folder(schema.oid, at)
         copied = self._read(schema, ranges, keeper, folder, shares)
+        if keeper.rewritten([relation.oid for relation in table.relations]):
+            raise SnapshotLost(
+                f"{schema.name} was rewritten or truncated while it was copied",
+                hint="It is copied again under a newer snapshot.",
+            )
         rows = sum(file.rows for file in copied)
         self.tables.update(schema.oid, phase=Phase.FINISHED_COPY, rows_copied=rows)
         self._hand_over(schema, copied, at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from walflow.changelog import ChangeLog, SegmentWriter
@@ -20,6 +21,8 @@ from walflow.source.pgoutput import Decoded, Decoder
 __all__ = ["LogWriter"]
 
 _MAX_QUEUED_BYTES = 64 << 20
+_MANY_WAITING = 20
+_LONGEST_FILL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,14 @@ class LogWriter:
         *,
         fill_seconds: float,
         segment_bytes: int,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
+        """``waiting`` says how many sealed segments have not been applied."""
         self._log = log
         self._decoder = decoder
         self._metrics = metrics
-        self._fill_seconds = fill_seconds
+        self._shortest_fill = fill_seconds
+        self._waiting = waiting
         self._segment_bytes = segment_bytes
         self._queue: queue.SimpleQueue[Frames | _Advance | _Reset | _Stop] = queue.SimpleQueue()
         self._queued_bytes = 0
@@ -165,6 +171,12 @@ class LogWriter:
             self._segment.abandon()
             self.error = error
 
+    @property
+    def _fill_seconds(self) -> float:
+        """Nobody waits for a quick seal while many segments wait, and fewer are cheaper."""
+        patience = 1 + self._waiting() / _MANY_WAITING
+        return min(self._shortest_fill * patience, max(self._shortest_fill, _LONGEST_FILL))
+
     def _patience(self) -> float | None:
         """How long to wait for more before the open segment is sealed."""
         if self._pending is None or self._in_transaction:
@@ -211,8 +223,9 @@ class LogWriter:
 
     def _advance(self, position: Lsn) -> None:
         self._seal()
-        if not self._in_transaction and position > self._log.end:
-            self._segment.seal(position, int(time.time() * 1e6), 0)
+        if not self._in_transaction:
+            # At once: a server that shuts down waits for exactly this acknowledgement.
+            self._segment.advance(position, now=True)
 
     def _drop_open(self) -> None:
         self._seal()

@@ -14,20 +14,16 @@ reads the rest.
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
-from walflow.errors import ConnectionLost
 from walflow.model import Lsn
 from walflow.source.connection import Session, connect, source_errors
-from walflow.source.frames import BULK_HEADER, FrameBuffer, Frames
-from walflow.source.refusals import refusal
+from walflow.source.copyout import PreparationTimeout, copy_out
+from walflow.source.frames import Frames
 from walflow.source.values import SESSION_OPTIONS
 from walflow.source.wire import output_options
 
@@ -39,7 +35,8 @@ _FIRST_ROW_SECONDS = 60.0
 """A chunk that the server has not prepared by then holds a transaction too large to materialise."""
 _STALE_CHUNKS = 4
 """How many chunks the oldest running transaction may stay behind before the walsender is better."""
-_SIGNATURE_SIZE = 19
+_ROW_HEADER = 6
+"""Bytes before a message in a row with one column: field count, length."""
 _OPTIONS = (
     "-c work_mem=128MB -c logical_decoding_work_mem=256MB -c statement_timeout=0 "
     "-c idle_in_transaction_session_timeout=0"
@@ -103,49 +100,27 @@ class Backlog:
     def chunk(self, upto: Lsn, max_bytes: int) -> Iterator[Frames]:
         """Read the next stretch of the log, to about ``upto``, in hand-overs of ``max_bytes``.
 
-        Ends behind a commit. Sets ``exhausted`` when nothing more is to be had this way.
+        The last one ends behind a commit. Sets ``exhausted`` when this way gives nothing more.
         """
-        began = self._cursor_position()
-        limit = min(upto, Lsn(began[0] + _CHUNK_LOG_BYTES))
-        if not self._send(limit):
-            self.exhausted = True
-            return
-        pgconn = self._connection.pgconn
-        buffer = FrameBuffer(BULK_HEADER)
-        get = pgconn.get_copy_data
+        began, _ = self._cursor_position()
+        limit = min(upto, Lsn(began + _CHUNK_LOG_BYTES))
         messages = 0
         try:
-            size, row = get(0)
-            if size > _SIGNATURE_SIZE:
-                buffer.data += row[_SIGNATURE_SIZE:]
-                buffer.lengths.append(size - _SIGNATURE_SIZE)
-                if size - _SIGNATURE_SIZE <= BULK_HEADER:
-                    buffer = FrameBuffer(BULK_HEADER)  # an empty result: signature and trailer
-            data, append = buffer.data, buffer.lengths.append
-            size, row = get(0)
-            while size > 0:
-                if size > BULK_HEADER:
-                    data += row
-                    append(size)
-                    if len(data) >= max_bytes:
-                        messages += len(buffer.lengths)
-                        frames = buffer.cut(partial=True)
-                        messages -= len(buffer.lengths)
-                        if frames is not None:
-                            yield frames
-                        data, append = buffer.data, buffer.lengths.append
-                size, row = get(0)
-        except psycopg.Error as error:
-            raise ConnectionLost(f"the bulk read of the log broke: {error}") from error
-        self._finish()
-        messages += len(buffer.lengths)
-        frames = buffer.cut(partial=True)
-        if frames is not None:
-            yield frames
-        ended = self._cursor_position()
-        behind = ended[0] - ended[1]
+            for piece in copy_out(
+                self._connection,
+                self._query(limit),
+                "read the log in bulk",
+                piece_bytes=max_bytes,
+                first_row_seconds=_FIRST_ROW_SECONDS,
+            ):
+                messages += len(piece)
+                yield Frames(piece.data, piece.start + _ROW_HEADER, piece.end)
+        except PreparationTimeout:
+            self.exhausted = True
+            return
+        ended, restart = self._cursor_position()
         self.exhausted = (
-            ended[0] >= upto or messages == 0 or behind > _STALE_CHUNKS * _CHUNK_LOG_BYTES
+            ended >= upto or messages == 0 or ended - restart > _STALE_CHUNKS * _CHUNK_LOG_BYTES
         )
 
     @source_errors("see how far the bulk read has come")
@@ -159,8 +134,7 @@ class Backlog:
         assert row is not None
         return Lsn.parse(str(row[0])), Lsn.parse(str(row[1]))
 
-    def _send(self, upto: Lsn) -> bool:
-        """Start a chunk's COPY. False if the server cannot prepare it in time."""
+    def _query(self, upto: Lsn) -> bytes:
         options = [part for option in output_options(self._publication).items() for part in option]
         query = sql.SQL(
             "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, {}, {}, {})) "
@@ -168,30 +142,4 @@ class Backlog:
         ).format(
             self._cursor, str(upto), _CHUNK_MESSAGES, sql.SQL(", ").join(map(sql.Literal, options))
         )
-        pgconn = self._connection.pgconn
-        pgconn.send_query(query.as_bytes(self._connection))
-        deadline = time.monotonic() + _FIRST_ROW_SECONDS
-        while True:
-            # PQgetCopyData would block past the deadline, so wait for the socket here; the
-            # server sends CopyOutResponse with the first rows, when the chunk is ready.
-            if select.select([pgconn.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                pgconn.consume_input()
-            if not pgconn.is_busy():
-                break
-            if time.monotonic() >= deadline:
-                pgconn.get_cancel().cancel()
-                self._finish(cancelled=True)
-                return False
-        result = pgconn.get_result()
-        if result is None or result.status != pq.ExecStatus.COPY_OUT:
-            raise refusal(result, "read the log in bulk")
-        return True
-
-    def _finish(self, *, cancelled: bool = False) -> None:
-        pgconn = self._connection.pgconn
-        while (result := pgconn.get_result()) is not None:
-            if result.status == pq.ExecStatus.COPY_OUT:
-                while pgconn.get_copy_data(0)[0] > 0:
-                    pass
-            elif result.status == pq.ExecStatus.FATAL_ERROR and not cancelled:
-                raise refusal(result, "read the log in bulk")
+        return query.as_bytes(self._connection)

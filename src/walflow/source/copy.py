@@ -17,13 +17,13 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as parquet
-from psycopg import pq, sql
+from psycopg import sql
 
-from walflow.errors import ConnectionLost, SnapshotLost, WalflowError
+from walflow.errors import SnapshotLost, WalflowError
 from walflow.model import Column, TableSchema
-from walflow.source.cells import Cells, Positions, pad
+from walflow.source.cells import Cells
 from walflow.source.connection import Session, connect
-from walflow.source.refusals import refusal
+from walflow.source.copyout import Piece, copy_out
 from walflow.source.sparse import EXACT_TYPE, exact_map
 from walflow.source.values import SESSION_OPTIONS, from_binary
 
@@ -36,10 +36,11 @@ __all__ = [
     "snapshot_session",
 ]
 
-_BATCH_BYTES = 16 << 20
+_PIECE_BYTES = 4 << 20
+"""Decoded at once: more falls out of the processor's caches, less costs calls."""
+_GROUP_BYTES = 64 << 20
+"""A Parquet row group, before compression."""
 _OPTIONS = "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-_SIGNATURE_SIZE = 19
-_TRAILER_SIZE = 2
 _UNDEFINED_OBJECT = "42704"
 _INVALID_PARAMETER = "22023"
 
@@ -88,40 +89,86 @@ def copy_query(
     when it is whole.
     """
     unfinished = path.with_suffix(".unfinished")
-    writer: parquet.ParquetWriter | None = None
     rows = 0
-    has_exact = False
+    file: _CopyFile | None = None
     try:
-        for data, start in _batches(connection, query):
-            if not len(start):
-                continue  # the signature and the trailer of a range without rows
-            batch = _to_arrow(schema.columns, data, start)
-            if batch.num_columns > len(schema.columns) and writer is not None and not has_exact:
-                # A Parquet file has one form: rows so far are read back under the wider one.
-                writer = _widen(writer, unfinished)
-            has_exact = has_exact or batch.num_columns > len(schema.columns)
-            if has_exact and batch.num_columns == len(schema.columns):
-                batch = batch.append_column("_exact", pa.nulls(batch.num_rows, EXACT_TYPE))
-            if writer is None:
-                writer = _writer(unfinished, batch.schema)
-            writer.write_batch(batch, row_group_size=batch.num_rows)
-            rows += batch.num_rows
+        copying = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
+        for piece in copy_out(connection, copying, f"copy {schema.name}", piece_bytes=_PIECE_BYTES):
+            if file is None:
+                file = _CopyFile(unfinished)
+            file.add(_to_arrow(schema.columns, piece), len(piece.data))
+            rows += len(piece)
             if progress is not None:
                 progress(rows)
+        if file is None:
+            return None
+        file.close()
     except BaseException:
-        if writer is not None:
-            writer.close()
-        unfinished.unlink(missing_ok=True)
+        if file is not None:
+            file.discard()
         raise
-    if writer is None:
-        return None
-    writer.close()
     unfinished.rename(path)
-    return CopiedFile(str(path), rows, path.stat().st_size, has_exact)
+    return CopiedFile(str(path), rows, path.stat().st_size, file.exact)
+
+
+class _CopyFile:
+    """A Parquet file that grows by row groups, and widens when an exact text turns up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: parquet.ParquetWriter | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self.exact = False
+
+    def add(self, batch: pa.RecordBatch, size: int) -> None:
+        if not self.exact and "_exact" in batch.schema.names:
+            self.exact = True
+            if self._writer is not None:
+                # A Parquet file has one form: rows so far are read back under the wider one.
+                self._writer = _widen(self._writer, self._path)
+        self._batches.append(batch)
+        self._bytes += size
+        if self._bytes >= _GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        batches = [_with_exact(batch) if self.exact else batch for batch in self._batches]
+        table = pa.Table.from_batches(batches)
+        if self._writer is None:
+            self._writer = _writer(self._path, table.schema)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._batches, self._bytes = [], 0
+
+    def close(self) -> None:
+        if self._batches:
+            self._write()
+        assert self._writer is not None
+        self._writer.close()
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _with_exact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "_exact" in batch.schema.names:
+        return batch
+    return batch.append_column("_exact", pa.nulls(batch.num_rows, EXACT_TYPE))
 
 
 def _writer(path: Path, schema: pa.Schema) -> parquet.ParquetWriter:
-    return parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1)
+    # The destination may keep these files: zstd makes them a third of lz4's size. Dictionaries
+    # would double the CPU, and zstd finds most of what they would save.
+    return parquet.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        store_schema=False,
+    )
 
 
 def _widen(writer: parquet.ParquetWriter, path: Path) -> parquet.ParquetWriter:
@@ -139,48 +186,10 @@ def _widen(writer: parquet.ParquetWriter, path: Path) -> parquet.ParquetWriter:
     return wide
 
 
-def _batches(connection: Session, query: str) -> Iterator[tuple[npt.NDArray[np.uint8], Positions]]:
-    """Buffers of whole rows, and where in them each row starts."""
-    pgconn = connection.pgconn
-    result = pgconn.exec_(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode())
-    if result.status != pq.ExecStatus.COPY_OUT:
-        raise refusal(result, "copy a table")
-    get = pgconn.get_copy_data
-    data, sizes = bytearray(), []
-    skip = _SIGNATURE_SIZE
-    try:
-        while True:
-            size, row = get(0)
-            if size < 0:
-                break
-            data += row
-            sizes.append(size)
-            if len(data) >= _BATCH_BYTES:
-                yield _rows(data, sizes, skip)
-                data, sizes, skip = bytearray(), [], 0
-    except psycopg.Error as error:
-        raise ConnectionLost(f"the copy broke: {error}") from error
-    if sizes:
-        yield _rows(data, sizes, skip)
-    while (answer := pgconn.get_result()) is not None:
-        if answer.status == pq.ExecStatus.FATAL_ERROR:
-            raise refusal(answer, "copy a table")
-
-
-def _rows(data: bytearray, sizes: list[int], skip: int) -> tuple[npt.NDArray[np.uint8], Positions]:
-    size = np.array(sizes, np.int64)
-    end = np.cumsum(size)
-    start = end - size
-    start[0] += skip
-    # The trailer, and a first frame that holds the signature alone, are no rows.
-    return pad(data), start[end - start > _TRAILER_SIZE]
-
-
-def _to_arrow(
-    columns: tuple[Column, ...], data: npt.NDArray[np.uint8], start: Positions
-) -> pa.RecordBatch:
+def _to_arrow(columns: tuple[Column, ...], piece: Piece) -> pa.RecordBatch:
+    data = piece.data
     int32: npt.NDArray[np.int32] = np.ndarray((len(data) - 3,), ">i4", data, strides=(1,))
-    at = start + 2
+    at = piece.start + 2
     arrays = []
     exact = {}
     for column in columns:

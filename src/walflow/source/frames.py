@@ -12,15 +12,12 @@ import numpy.typing as npt
 
 from walflow.source.cells import Positions, pad
 
-__all__ = ["BULK_HEADER", "LIVE_HEADER", "FrameBuffer", "Frames"]
+__all__ = ["LIVE_HEADER", "FrameBuffer", "Frames"]
 
 COMMIT = ord("C")
 
 LIVE_HEADER = 25
 """Bytes before a message in the walsender's stream: 'w', two positions, a clock."""
-
-BULK_HEADER = 6
-"""Bytes before a message in a row of COPY BINARY with one column: field count, length."""
 
 
 @dataclass(frozen=True, slots=True)

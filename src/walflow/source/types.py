@@ -89,7 +89,10 @@ class TypeCatalog:
     def _names_needed(self, oid: int, typmod: int) -> set[tuple[int, int]]:
         base, base_typmod = self._undomained(oid, typmod)
         element = self._element(base)
-        return {(element, base_typmod)} if element else set()
+        if not element:
+            return set()
+        # The element may be a domain over an array in turn.
+        return {(element, base_typmod)} | self._names_needed(element, base_typmod)
 
     def _resolve(self, oid: int, typmod: int) -> PgType:
         name = self._names[oid, typmod]

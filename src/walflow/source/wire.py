@@ -22,7 +22,7 @@ from psycopg import pq
 
 from walflow.errors import ConnectionLost
 from walflow.model import Lsn, quote_identifier
-from walflow.source.connection import connection_failure, connection_string
+from walflow.source.connection import connect
 from walflow.source.frames import LIVE_HEADER, FrameBuffer, Frames
 from walflow.source.refusals import refusal
 from walflow.source.values import SESSION_OPTIONS
@@ -32,9 +32,8 @@ __all__ = ["CreatedSlot", "Replication", "SystemIdentity", "output_options"]
 _POSTGRES_EPOCH = 946_684_800_000_000
 _KEEPALIVE_SIZE = 18
 _STATUS_SECONDS = 5.0
-_BUSY_LOW_WATER = 128 << 10
-"""Under load the kernel wakes us only for this much: a third of the CPU of waking a message."""
-_BUSY_POLL_SECONDS = 0.02
+_FLOWING_LOW_WATER = 128 << 10
+_FLOWING_SECONDS = 0.01
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
 
 
@@ -62,16 +61,12 @@ class Replication:
     """One replication connection. Used by one thread."""
 
     def __init__(self, uri: str, *, application_name: str) -> None:
-        conninfo = connection_string(
+        self._connection = connect(
             uri,
             application_name=application_name,
             options=f"{SESSION_OPTIONS} {_RECEIVE_OPTIONS}",
             replication="database",
         )
-        try:
-            self._connection = psycopg.connect(conninfo, autocommit=True)
-        except psycopg.Error as error:
-            raise connection_failure(error, uri) from None
         self._pgconn = self._connection.pgconn
         self._socket: socket.socket | None = None
         self._low_water = 1
@@ -81,6 +76,8 @@ class Replication:
         """Reported as flushed. Any thread may move it on."""
         self.wal_end = Lsn(0)
         """How far the server's log reached when it last said so."""
+        self.reply_asked = False
+        """Set when the server asked how far we are, as it does before it shuts down."""
         self.received = Lsn(0)
         """The newest position seen in a message."""
         self.status_updates = 0
@@ -153,8 +150,9 @@ class Replication:
         deadline = time.monotonic() + seconds
         buffer = self._buffer
         while True:
-            began = len(buffer.data)
+            before = len(buffer.data)
             ended = self._drain(max_bytes)
+            flowing = len(buffer.data) > before
             if len(buffer.data) >= max_bytes:
                 return buffer.cut(partial=True)
             if ended:
@@ -163,7 +161,7 @@ class Replication:
             now = time.monotonic()
             if now >= deadline:
                 return buffer.cut(partial=False)
-            self._wait(deadline - now, busy=len(buffer.data) - began >= _BUSY_LOW_WATER // 4)
+            self._wait(deadline - now, flowing=flowing)
 
     def _drain(self, max_bytes: int) -> bool:
         """Take the messages that libpq has, up to the limit. True at the end of the stream."""
@@ -193,17 +191,22 @@ class Replication:
         end, _clock, reply = struct.unpack_from("!QqB", message, 1)
         self.wal_end = Lsn(end)
         if reply:
+            self.reply_asked = True
             self.send_status()
 
-    def _wait(self, seconds: float, *, busy: bool) -> None:
-        """Sleep until there is something to read, then let libpq read it."""
+    def _wait(self, seconds: float, *, flowing: bool) -> None:
+        """Sleep until there is something to read, then let libpq read it.
+
+        While messages flow, a few milliseconds' worth of them is waited for: the walsender sends
+        each by itself, and waking for each costs more than all else that is done with it.
+        """
         if self._socket is None:
             raise ConnectionLost("the replication stream was closed")
-        low_water = _BUSY_LOW_WATER if busy else 1
+        low_water = _FLOWING_LOW_WATER if flowing else 1
         if low_water != self._low_water:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             self._low_water = low_water
-        longest = _BUSY_POLL_SECONDS if busy else _STATUS_SECONDS
+        longest = _FLOWING_SECONDS if flowing else _STATUS_SECONDS
         select.select([self._socket], [], [], max(0.0, min(seconds, longest)))
         try:
             self._pgconn.consume_input()

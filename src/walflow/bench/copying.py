@@ -1,0 +1,135 @@
+"""Copy: a table's existing rows into an Iceberg table, against psql's COPY to nowhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from walflow.bench.measure import Comparison, Timing, compare, measured
+from walflow.changelog import ChangeLog, LogIdentity
+from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSettings
+from walflow.destinations.iceberg import IcebergDestination, Owner, catalog_conf
+from walflow.observe.metrics import Metrics
+from walflow.pipeline.syncing import Copier
+from walflow.pipeline.tables import Tables, TableState
+from walflow.source.catalog import published_tables
+from walflow.source.connection import connect
+from walflow.source.snapshot import keep_snapshot
+from walflow.source.wire import Replication
+from walflow.spark.jars import ICEBERG
+from walflow.spark.session import make_session, stop_session
+from walflow.testing.postgres import EmbeddedPostgres
+
+__all__ = ["bench_copy"]
+
+_TABLE = """
+    CREATE TABLE bench (
+        id bigint PRIMARY KEY, customer int, product bigint, price float8, amount numeric(12,2),
+        paid boolean, note text, address text, at timestamptz, extra jsonb)
+"""
+_ROWS = """
+    INSERT INTO bench SELECT
+        i, (i % 100003)::int, i * 31, i * 1.5, (i % 1000000) / 100.0, i % 3 = 0,
+        'note number ' || i, repeat(md5(i::text), 2),
+        timestamptz '2024-01-01' + i * interval '1 second', jsonb_build_object('n', i, 'k', 'v')
+    FROM generate_series(1, {rows}) i
+"""
+
+
+def bench_copy(rows: int, rounds: int) -> Iterator[Comparison]:
+    """Compare the copy of one table; the JVM is warm and the server's cache holds the table."""
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            EmbeddedPostgres(settings={"shared_buffers": "2GB", "max_wal_size": "8GB"})
+        )
+        with server.connect() as connection:
+            connection.execute(_TABLE)
+            connection.execute(_ROWS.format(rows=rows))
+            connection.execute("VACUUM (ANALYZE) bench")
+            connection.execute("CREATE PUBLICATION walflow FOR TABLE bench")
+        folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))
+        stack.callback(shutil.rmtree, folder)
+        copy = _copier(server, folder, stack)
+        copy()  # warms up the JVM, its Python workers and the server's cache
+        yield compare(
+            "copy-to-iceberg",
+            rows,
+            lambda: _with_workers(copy),
+            "psql COPY",
+            lambda: _reference(server),
+            rounds,
+        )
+
+
+def _copier(server: EmbeddedPostgres, folder: Path, stack: ExitStack) -> Callable[[], None]:
+    warehouse = str(folder / "lake")
+    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(warehouse, {}))
+    stack.callback(stop_session, spark)
+    destination = IcebergDestination(spark, warehouse, Owner("bench", "bench"))
+    stack.callback(destination.shutdown)
+    destination.startup()
+    defaults = LogSettings()
+    tables = Tables()
+    turn = iter(range(1_000_000))
+
+    def copy() -> None:
+        name = f"bench_{next(turn)}"
+        with (
+            Replication(server.uri, application_name=name) as replication,
+            connect(server.uri, application_name=name) as connection,
+        ):
+            created = replication.create_slot(name, temporary=True)
+            published = published_tables(connection, "walflow", TypeSettings())
+            log = ChangeLog.open(
+                folder / name,
+                LogIdentity("bench", "bench", name),
+                start=created.consistent_point,
+                max_bytes=defaults.max_bytes,
+                file_bytes=defaults.file_bytes,
+            )
+            for table in published:
+                tables.put(TableState(table.schema))
+            metrics = Metrics().pipeline("bench")
+            copier = Copier(
+                server.uri, name, spark, log, destination, tables, metrics, CopySettings()
+            )
+            with keep_snapshot(server.uri, created.snapshot) as keeper:
+                copier.copy(published, keeper, created.consistent_point)
+            log.close()
+
+    return copy
+
+
+def _reference(server: EmbeddedPostgres) -> Timing:
+    command = [str(server.psql), server.uri, "-qc", "COPY bench TO STDOUT"]
+    with Path(os.devnull).open("wb") as nowhere:
+        return measured(lambda: subprocess.run(command, check=True, stdout=nowhere))
+
+
+def _with_workers(copy: Callable[[], None]) -> Timing:
+    """The client is this process, its JVM and the JVM's Python workers, not the server."""
+    began, cpu = time.perf_counter(), _client_cpu()
+    copy()
+    return Timing(time.perf_counter() - began, _client_cpu() - cpu)
+
+
+def _client_cpu() -> float:
+    total = 0.0
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            if process.name().startswith("postgres"):
+                continue
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += used.user + used.system
+    return total

@@ -1,0 +1,220 @@
+"""Reading ``COPY … TO STDOUT (FORMAT binary)`` in large pieces.
+
+libpq hands out one row a call, and a call costs more than decoding the row. So where the
+connection is not encrypted, the rows are read from its socket directly, many at a time; libpq
+neither sends the query nor sees the answer, and can be used again afterwards. Encrypted
+connections go through libpq. Both give the same pieces.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from psycopg import pq
+
+from walflow.errors import ConnectionLost
+from walflow.source.cells import PADDING, Positions, pad
+from walflow.source.connection import Session, source_error
+from walflow.source.refusals import refusal
+
+__all__ = ["Piece", "PreparationTimeout", "copy_out"]
+
+_SIGNATURE_SIZE = 19
+_TRAILER_SIZE = 2
+_FRAME_HEADER = 5
+_DATA, _ERROR, _READY = b"dEZ"
+_CONTROL_HEAD = struct.Struct("!I").unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole rows: ``data[start[i]:end[i]]``, with padding behind the data."""
+
+    data: npt.NDArray[np.uint8]
+    start: Positions
+    end: Positions
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+class PreparationTimeout(Exception):
+    """The server did not send anything in the time that it was given; the query is cancelled."""
+
+
+def copy_out(
+    connection: Session,
+    query: bytes,
+    doing: str,
+    *,
+    piece_bytes: int,
+    first_row_seconds: float | None = None,
+) -> Iterator[Piece]:
+    """Run a COPY and give its rows in pieces of about ``piece_bytes``, none of them empty.
+
+    ``doing`` completes "Could not …" in errors. Raises PreparationTimeout if the first row takes
+    longer than ``first_row_seconds``. A caller that stops early must close the connection.
+    """
+    deadline = None if first_row_seconds is None else time.monotonic() + first_row_seconds
+    encrypted = _is_encrypted(connection)
+    pieces = (_through_libpq if encrypted else _from_socket)(
+        connection.pgconn, query, doing, piece_bytes, deadline
+    )
+    first = True
+    for piece in pieces:
+        start, end = piece.start, piece.end
+        if first and len(start):
+            # The signature stands before the first row, in its frame or in one of its own.
+            start = start.copy()
+            start[0] += _SIGNATURE_SIZE
+            first = False
+        rows = end - start > _TRAILER_SIZE
+        if rows.all():
+            yield Piece(piece.data, start, end)
+        elif rows.any():
+            yield Piece(piece.data, start[rows], end[rows])
+
+
+def _is_encrypted(connection: Session) -> bool:
+    if connection.pgconn.ssl_in_use:
+        return True
+    row = connection.execute(
+        "SELECT coalesce(bool_or(encrypted), false) FROM pg_stat_gssapi"
+        " WHERE pid = pg_backend_pid()"
+    ).fetchone()
+    return row is None or bool(row[0])
+
+
+def _from_socket(
+    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, deadline: float | None
+) -> Iterator[Piece]:
+    wire = socket.socket(fileno=os.dup(pgconn.socket))
+    try:
+        wire.setblocking(True)
+        wire.sendall(b"Q" + struct.pack("!I", len(query) + 5) + query + b"\0")
+        _wait_for_first(pgconn, wire, deadline)
+        buffer = np.empty(piece_bytes + (64 << 10) + PADDING, np.uint8)
+        have = 0
+        error: bytes | None = None
+        while True:
+            room = memoryview(buffer)[have : len(buffer) - PADDING]
+            got = wire.recv_into(room)
+            del room
+            if got == 0:
+                raise ConnectionLost(f"Could not {doing}: the server closed the connection.")
+            have += got
+            # A frame of type Z ends the answer, and is the last thing that the server sends.
+            over = have >= 6 and bytes(buffer[have - 6 : have - 1]) == b"Z\0\0\0\5"
+            if have < piece_bytes and not over:
+                continue
+            frames, used = _frames(buffer, have)
+            if used == 0:
+                # One row is larger than the buffer.
+                buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
+                continue
+            rest = buffer[used:have].copy()
+            whole, buffer = (
+                buffer,
+                np.empty(max(piece_bytes, len(rest)) + (64 << 10) + PADDING, np.uint8),
+            )
+            buffer[: len(rest)] = rest
+            have = len(rest)
+            whole[used : used + PADDING] = 0
+            kinds = whole[frames[:-1]]
+            for at in frames[:-1][kinds == _ERROR]:
+                (size,) = _CONTROL_HEAD(whole, int(at) + 1)
+                error = whole[int(at) + _FRAME_HEADER : int(at) + 1 + size].tobytes()
+            data = kinds == _DATA
+            yield Piece(whole, frames[:-1][data] + _FRAME_HEADER, frames[1:][data])
+            if over and kinds[-1] == _READY:
+                break
+        if error is not None:
+            raise _server_error(error, doing)
+    except OSError as lost:
+        raise ConnectionLost(f"Could not {doing}: {lost}") from lost
+    finally:
+        wire.setblocking(False)  # the setting is the connection's own: libpq expects it so
+        wire.close()
+
+
+def _wait_for_first(pgconn: pq.abc.PGconn, wire: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        return
+    if select.select([wire], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        return
+    pgconn.get_cancel().cancel()
+    raise PreparationTimeout
+
+
+def _frames(buffer: npt.NDArray[np.uint8], have: int) -> tuple[Positions, int]:
+    """Where the whole frames start, and (last of them) where the part of one after them does."""
+    view = memoryview(buffer)[:have]
+    size_at = struct.Struct("!I").unpack_from
+    starts: list[int] = []
+    append = starts.append
+    at = 0
+    try:
+        while True:
+            append(at)
+            at += 1 + size_at(view, at + 1)[0]
+    except struct.error:
+        pass
+    # The last start is where a size could not be read; the one before may lack its end.
+    while starts[-1] > have:
+        starts.pop()
+    return np.array(starts, np.int64), starts[-1]
+
+
+def _server_error(fields: bytes, doing: str) -> Exception:
+    """An ErrorResponse: fields of a code and a text each."""
+    texts = {field[:1]: field[1:] for field in fields.split(b"\0") if field}
+    return source_error(texts.get(b"M"), texts.get(b"C"), doing)
+
+
+def _through_libpq(
+    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, deadline: float | None
+) -> Iterator[Piece]:
+    pgconn.send_query(query)
+    while pgconn.is_busy():
+        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([pgconn.socket], [], [], seconds)[0]:
+            pgconn.get_cancel().cancel()
+            raise PreparationTimeout
+        pgconn.consume_input()
+    result = pgconn.get_result()
+    if result is None or result.status != pq.ExecStatus.COPY_OUT:
+        raise refusal(result, doing)
+    data, sizes = bytearray(), []
+    get = pgconn.get_copy_data
+    try:
+        while True:
+            size, row = get(0)
+            if size < 0:
+                break
+            data += row
+            sizes.append(size)
+            if len(data) >= piece_bytes:
+                yield _piece(data, sizes)
+                data, sizes = bytearray(), []
+    except psycopg.Error as error:
+        raise ConnectionLost(f"Could not {doing}: {error}") from error
+    if sizes:
+        yield _piece(data, sizes)
+    while (answer := pgconn.get_result()) is not None:
+        if answer.status == pq.ExecStatus.FATAL_ERROR:
+            raise refusal(answer, doing)
+
+
+def _piece(data: bytearray, sizes: list[int]) -> Piece:
+    size = np.array(sizes, np.int64)
+    end = np.cumsum(size)
+    return Piece(pad(data), end - size, end)
