@@ -280,6 +280,7 @@ class Pipeline:
         """Raise what ended the pipeline, if anything did."""
         if self._error is not None:
             raise self._error
+        self._receiver.check()
 
     def status(self) -> PipelineStatus:
         states = self.tables.all()
@@ -336,6 +337,8 @@ class Pipeline:
                 self._log.wait_for_change(position, _IDLE_SECONDS)
                 if self._log.end > position:
                     position = self._round(position)
+                self._retire(position)
+                self.status()  # for the metrics, whether or not anyone looks
         except BaseException as error:  # raised again by check() in the caller's thread
             # A copy that shutdown breaks off fails in whatever way it was in.
             broken_off = self._stop.is_set() and not self._following.is_set()
@@ -444,8 +447,12 @@ class Pipeline:
         done = retrying(self._applier.apply, position)
         if done.outgrown:
             self._rejoin(done.outgrown)
-        self._log.retire(done.upto, self.settings.log.retain_seconds)
         return done.upto
+
+    def _retire(self, position: Lsn) -> None:
+        """Let go of applied segments by age, or at once when they keep new ones out."""
+        age = self.settings.log.retain_seconds if self._log.has_room else 0
+        self._log.retire(position, age)
 
     def _rejoin(self, outgrown: Collection[int]) -> None:
         """Tables that appeared or changed their form start over with a copy."""

@@ -106,7 +106,7 @@ def _from_socket(
         have = 0
         error: bytes | None = None
         while True:
-            room = memoryview(buffer)[have : len(buffer) - PADDING]
+            room = buffer.data[have : len(buffer) - PADDING]
             got = wire.recv_into(room)
             del room
             if got == 0:
@@ -131,7 +131,7 @@ def _from_socket(
             whole[used : used + PADDING] = 0
             kinds = whole[frames[:-1]]
             for at in frames[:-1][kinds == _ERROR]:
-                (size,) = _CONTROL_HEAD(whole, int(at) + 1)
+                (size,) = _CONTROL_HEAD(whole.data, int(at) + 1)
                 error = whole[int(at) + _FRAME_HEADER : int(at) + 1 + size].tobytes()
             data = kinds == _DATA
             yield Piece(whole, frames[:-1][data] + _FRAME_HEADER, frames[1:][data])
@@ -157,7 +157,7 @@ def _wait_for_first(pgconn: pq.abc.PGconn, wire: socket.socket, deadline: float 
 
 def _frames(buffer: npt.NDArray[np.uint8], have: int) -> tuple[Positions, int]:
     """Where the whole frames start, and (last of them) where the part of one after them does."""
-    view = memoryview(buffer)[:have]
+    view = buffer.data[:have]
     size_at = struct.Struct("!I").unpack_from
     starts: list[int] = []
     append = starts.append
