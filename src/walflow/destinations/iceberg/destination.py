@@ -83,6 +83,7 @@ class IcebergDestination:
         self._recreate(table, exact=None)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
+        self._forget(table.name)
         with self._session(table.name) as spark:
             progress = read_progress(spark, table.name, self._owner)
             exact = "_exact" in rows.columns
@@ -127,6 +128,7 @@ class IcebergDestination:
 
     def mark_applied(self, table: TableSchema, position: Lsn, settled: Lsn | None = None) -> None:
         identifier = table_identifier(table.name)
+        self._forget(table.name)
         with (
             self._session(table.name) as spark,
             stamped(spark, self._owner, position, settled),
@@ -251,8 +253,8 @@ def _write(changes: TableChanges, progress: Progress, appends: bool) -> bool:
         if changes.truncated:
             replace_rows(net.where("_change_type = 'upsert'"), table, has_exact)
         elif stats.unchanged and stats.key_changes:
-            with kept(with_base_rows(net, table, has_exact)) as complete:
-                merge_net(complete, table, has_exact, partial=True)
+            complete = with_base_rows(net, table, has_exact)
+            merge_net(complete, table, has_exact, partial=True)
         else:
             merge_net(net, table, has_exact, partial=stats.unchanged)
     return has_exact

@@ -163,14 +163,18 @@ def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> Data
     nothing = sf.create_map().cast(EXACT_TYPE)
     stays = sf.map_filter("base_exact", lambda n, _: sf.array_contains(sf.col("_unchanged"), n))
     exact = sf.map_concat(sf.coalesce(stays, nothing), sf.coalesce(sf.col("_exact"), nothing))
+    # A step of its own: inside a lambda Spark would take `_unchanged` for the new column below.
+    found = found.withColumn("base_exact", exact)
     filled = found.select(
         "_change_type",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
-        sf.when(sf.size(exact) > 0, exact).alias("_exact"),
+        sf.when(sf.size("base_exact") > 0, sf.col("base_exact")).alias("_exact"),
         *(value(name) for name in schema.column_names),
     )
-    return net.where("_old IS NULL").unionByName(filled)
+    # Not `kept`: when it caches a frame over a table, Spark 4.1 takes columns whose names differ
+    # by case alone for the same.
+    return net.where("_old IS NULL").unionByName(filled.localCheckpoint())
 
 
 def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> None:
@@ -196,38 +200,38 @@ def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> Non
         .withColumn("number", number)
         .where("number <= wanted")
         .select("file", "place")
+        .localCheckpoint()
     )
-    with kept(removed):
-        wanted = gone.agg(sf.coalesce(sf.sum("wanted"), sf.lit(0)).alias("wanted")).first()
-        found = removed.count()
-        if wanted is None or wanted["wanted"] != found:
-            raise DestinationError(
-                f"{schema.name} lacks {wanted and wanted['wanted'] - found} of the rows that were"
-                " removed from its source",
-                hint="The table was changed by someone else, or has no key and values that Spark"
-                " cannot hold: copy it again.",
-            )
-        added = copies.where("copies > 0").select(
-            sf.lit(None).cast("string").alias("file"),
-            sf.lit(None).cast("bigint").alias("place"),
-            "row",
-            "exact",
-            sf.explode(sf.sequence(sf.lit(1), sf.col("copies").cast("int"))).alias("copy"),
+    wanted = gone.agg(sf.coalesce(sf.sum("wanted"), sf.lit(0)).alias("wanted")).first()
+    found = removed.count()
+    if wanted is None or wanted["wanted"] != found:
+        raise DestinationError(
+            f"{schema.name} lacks {wanted and wanted['wanted'] - found} of the rows that were"
+            " removed from its source",
+            hint="The table was changed by someone else, or has no key and values that Spark"
+            " cannot hold: copy it again.",
         )
-        source = added.drop("copy").unionByName(removed, allowMissingColumns=True)
-        columns = [quoted(name) for name in schema.column_names]
-        values = [f"s.row.{name}" for name in columns]
-        if has_exact:
-            columns.append(EXACT)
-            values.append("s.exact")
-        with _viewed(source):
-            spark.sql(
-                f"MERGE INTO {identifier} t USING {_SOURCE} s"
-                " ON t._file = s.file AND t._pos = s.place"
-                " WHEN MATCHED THEN DELETE"
-                f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
-                f" VALUES ({', '.join(values)})"
-            )
+    added = copies.where("copies > 0").select(
+        sf.lit(None).cast("string").alias("file"),
+        sf.lit(None).cast("bigint").alias("place"),
+        "row",
+        "exact",
+        sf.explode(sf.sequence(sf.lit(1), sf.col("copies").cast("int"))).alias("copy"),
+    )
+    source = added.drop("copy").unionByName(removed, allowMissingColumns=True)
+    columns = [quoted(name) for name in schema.column_names]
+    values = [f"s.row.{name}" for name in columns]
+    if has_exact:
+        columns.append(EXACT)
+        values.append("s.exact")
+    with _viewed(source):
+        spark.sql(
+            f"MERGE INTO {identifier} t USING {_SOURCE} s"
+            " ON t._file = s.file AND t._pos = s.place"
+            " WHEN MATCHED THEN DELETE"
+            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
+            f" VALUES ({', '.join(values)})"
+        )
 
 
 @contextmanager
