@@ -21,8 +21,8 @@ __all__ = ["main", "walflow"]
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done; 1 source and destination differ; 2 wrong usage or settings; "
-    "3 wrong URI; 10-27 the source; 30-34 the change log; 40-42 Spark; 50-51 the destination; 70 a bug; "
-    "130 and 143 ended by Ctrl-C and SIGTERM before the work was done.",
+    "3 wrong URI; 10-27 the source; 30-34 the change log; 40-42 Spark; 50-51 the destination; "
+    "70 a bug; 130 and 143 ended by Ctrl-C and SIGTERM before the work was done.",
 )
 @click.option("--debug", is_flag=True, help="Stack traces and debug logs.")
 @click.version_option(package_name="walflow", message="%(prog)s %(version)s")

@@ -182,7 +182,8 @@ def _print_where(lake: Path, program: Path) -> None:
     click.echo(f"\nThe tables are Iceberg tables in {lake}. To query them with PySpark:\n")
     click.echo(f"  {sys.executable} {program}\n")
     click.echo("or paste what is in it:\n")
-    click.echo("\n".join(f"  {line}" for line in program.read_text().splitlines()))
+    # Not indented: Python would not take it.
+    click.echo(program.read_text(), nl=False)
 
 
 def _as_json(outcome: Outcome, lake: Path) -> str:

@@ -17,13 +17,18 @@ from rich.text import Text
 from walflow.cli.progress import Progress, TableProgress
 from walflow.model import Phase
 
-__all__ = ["View", "human_bytes", "human_count", "human_seconds"]
+__all__ = ["View", "human_bytes", "human_count", "human_rate", "human_seconds"]
 
 _FRAMES_PER_SECOND = 4
 _QUIET_SECONDS = 1.0
 """How often the view is drawn when nothing but the clock has changed."""
 _LINES_AROUND = 9
 """Header, footer and a little air: what the tables do not get of a terminal's height."""
+
+_BAR_WIDTH = 9
+
+_URGENCY = {Phase.ERRORED: 0, Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
+"""Of the phases that need a look before others."""
 
 _STYLES = {
     Phase.READY: "green",
@@ -103,11 +108,18 @@ class View:
 
 
 def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
-    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
-    grid.add_column("table", no_wrap=True, overflow="ellipsis", max_width=22)
-    grid.add_column("phase", no_wrap=True)
-    for name in ("rows copied", "changes", "changes/s", "lag", "behind"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    # Widths are fixed, so that nothing jumps about; together they fit into 80 columns.
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("table", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
+    grid.add_column("phase", no_wrap=True, width=12)
+    for name, width in (
+        ("rows copied", _BAR_WIDTH + 5),
+        ("changes", 9),
+        ("per s", 6),
+        ("lag", 6),
+        ("behind", 6),
+    ):
+        grid.add_column(name, justify="right", no_wrap=True, width=width)
     busiest_first = sorted(tables, key=_urgency)
     # One line less where "and more" needs it.
     shown = busiest_first if len(tables) <= room else busiest_first[: max(1, room - 1)]
@@ -117,7 +129,7 @@ def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
             Text(table.phase.value, style=_STYLES.get(table.phase, "yellow")),
             _copied(table),
             human_count(table.changes),
-            f"{table.changes_per_second:,.0f}",
+            human_rate(table.changes_per_second),
             "" if table.lag_bytes is None else human_bytes(table.lag_bytes),
             "" if table.lag_seconds is None else human_seconds(table.lag_seconds),
         )
@@ -126,14 +138,11 @@ def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     return Group(grid, Text(f"… and {len(tables) - len(shown)} more", style="dim"))
 
 
-def _urgency(table: TableProgress) -> tuple[bool, bool, float, str]:
+def _urgency(table: TableProgress) -> tuple[int, float, str]:
     """Failed, then unfinished, then busy tables first; else by name."""
-    return (
-        table.phase is not Phase.ERRORED,
-        not table.copying,
-        -round(table.changes_per_second, -1),
-        table.name,
-    )
+    # In steps of two, so that lines do not change places all the time.
+    busy = int(table.changes_per_second).bit_length()
+    return _URGENCY.get(table.phase, len(_URGENCY)), -busy, table.name
 
 
 def _copied(table: TableProgress) -> RenderableType:
@@ -141,8 +150,8 @@ def _copied(table: TableProgress) -> RenderableType:
         return human_count(table.rows_copied)
     # The number of rows is an estimate: 100 % only when it is done.
     share = min(0.99, table.rows_copied / table.rows_expected)
-    line = Table.grid(padding=(0, 1, 0, 0))
-    line.add_row(ProgressBar(total=1.0, completed=share, width=10), f"{share:4.0%}")
+    line = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    line.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH), f"{share:4.0%}")
     return line
 
 
@@ -162,6 +171,11 @@ def _totals(progress: Progress) -> Text:
 def human_count(number: int) -> str:
     """Up to seven digits in full, then in millions."""
     return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.1f}M"
+
+
+def human_rate(number: float) -> str:
+    """In at most six characters."""
+    return f"{number:,.0f}" if number < 99_999.5 else f"{number / 1000:,.0f}k"
 
 
 def human_bytes(number: int) -> str:

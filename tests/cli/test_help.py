@@ -1,0 +1,48 @@
+"""The command answers at once, and knows what it was asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from tests.cli.commands import WALFLOW, Room
+
+HEAVY = ("pyspark", "pyarrow", "pandas", "numpy", "pydantic", "psycopg", "rich", "structlog")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from walflow.cli import _exit_code\n"
+        "assert _exit_code(['--help']) == 0\n"
+        f"print(','.join(sorted(set({HEAVY!r}) & set(sys.modules))), file=sys.stderr)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stderr.strip() == ""
+    for command in ("run", "demo", "bench"):
+        assert f"  {command} " in ran.stdout
+
+
+def test_help_takes_less_than_0_3_s() -> None:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([WALFLOW, "--help"], capture_output=True, check=True, timeout=60)
+        times.append(time.perf_counter() - began)
+    print(f"walflow --help: {min(times):.2f} s at best of {len(times)}")
+    assert min(times) < 0.3
+
+
+def test_wrong_usage_exits_with_2(room: Room) -> None:
+    for arguments in (["run", "--nonsense"], ["run", "--set", "novalue"], ["walk"]):
+        ran = room.run(*arguments)
+        assert ran.returncode == 2
+        assert "Usage:" in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+def test_the_version(room: Room) -> None:
+    assert room.run("--version").stdout.startswith("walflow 0.")
