@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -115,6 +116,8 @@ def make_session(
             shutil.rmtree(folder, ignore_errors=True)
             raise
         _started = _Started(process, folder)
+        # For a process that ends without having stopped it.
+        atexit.register(stop_session, session)
         return session
 
 
@@ -142,6 +145,7 @@ def stop_session(session: SparkSession) -> None:
         if _started is None:
             return
         started, _started = _started, None
+        atexit.unregister(stop_session)
         try:
             _forget(session)
         finally:

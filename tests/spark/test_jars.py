@@ -1,0 +1,82 @@
+"""Jars: fetched once, by one, or else said what is missing where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from walflow.errors import JarsMissing
+from walflow.spark.jars import DELTA, ICEBERG, Package, find_jars, jar_folder
+
+# A repository of our own: the tests must not need a network.
+IVY_SETTINGS = """
+<ivysettings>
+  <settings defaultResolver="local"/>
+  <resolvers>
+    <filesystem name="local" m2compatible="true">
+      <artifact pattern="{folder}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"/>
+      <ivy pattern="{folder}/[organisation]/[module]/[revision]/[module]-[revision].pom"/>
+    </filesystem>
+  </resolvers>
+</ivysettings>
+"""
+POM = """
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>org.example</groupId><artifactId>thing</artifactId><version>1.0</version>
+</project>
+"""
+THING = Package("org.example:thing:1.0", ("thing-1.0.jar",))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WALFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jars"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Ivy settings for a folder that has the thing."""
+    folder = tmp_path / "repository"
+    (folder / "org/example/thing/1.0").mkdir(parents=True)
+    (folder / "org/example/thing/1.0/thing-1.0.pom").write_text(POM)
+    (folder / "org/example/thing/1.0/thing-1.0.jar").write_bytes(b"jar")
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(IVY_SETTINGS.format(folder=folder))
+    return settings
+
+
+def test_jars_that_are_there_are_taken(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name in (*ICEBERG.jars, *DELTA.jars):
+        (cache / name).touch()
+    assert find_jars([ICEBERG]) == [cache / name for name in ICEBERG.jars]
+    assert find_jars([ICEBERG, DELTA]) == [cache / n for n in (*ICEBERG.jars, *DELTA.jars)]
+
+
+@pytest.mark.spark
+def test_two_processes_fetch_at_once(cache: Path, repository: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from walflow.spark.jars import *;"
+        f"print(*find_jars([Package({THING.coordinate!r}, {THING.jars!r})], Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", program, str(repository)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in running:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert output.split() == [str(cache / "thing-1.0.jar")]
+    assert (cache / "thing-1.0.jar").read_bytes() == b"jar"
+    assert sorted(file.name for file in cache.iterdir()) == [".lock", "thing-1.0.jar"]
+
+
+@pytest.mark.spark
+def test_missing_jars_say_what_to_put_where(cache: Path, repository: Path) -> None:
+    with pytest.raises(JarsMissing, match=r"org\.example:other:1\.0 could not") as missing:
+        find_jars([Package("org.example:other:1.0", ("other-1.0.jar",))], repository)
+    assert f"put other-1.0.jar into {jar_folder()}" in missing.value.hint
+    assert [file.name for file in cache.iterdir()] == [".lock"]

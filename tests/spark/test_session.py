@@ -1,0 +1,94 @@
+"""The session: quiet, as set, and gone when stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+import json, sys, os
+import walflow.spark.session as sessions
+assert "pyspark" not in sys.modules, "imported before it is needed"
+from walflow.config import SparkSettings
+from walflow.errors import SparkError
+
+def children():
+    import psutil
+    return [p.pid for p in psutil.Process().children(recursive=True)]
+
+settings = SparkSettings(master="local[2]", driver_memory="512m",
+                         conf={"spark.sql.shuffle.partitions": "3"})
+spark = sessions.make_session(settings)
+try:
+    sessions.make_session(settings)
+except SparkError as error:
+    second = str(error)
+sessions.warm_up(spark)
+def same(batches):
+    import sys
+    for batch in batches:
+        yield batch
+count = len(spark.range(5).mapInArrow(same, "id long").collect())
+found = {
+    "second": second,
+    "count": count,
+    "running": children(),
+    "time zone": spark.conf.get("spark.sql.session.timeZone"),
+    "case": spark.conf.get("spark.sql.caseSensitive"),
+    "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
+    "java home": os.environ.get("JAVA_HOME"),
+}
+sessions.stop_session(spark)
+sessions.stop_session(spark)
+found["left"] = children()
+spark = sessions.make_session(settings)
+found["again"] = spark.range(3).count()
+# The last one is left to the end of the process.
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.spark
+def test_a_session_from_start_to_end(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert ran.stderr == ""
+    assert "already" in found["second"]
+    assert found["count"] == 5
+    assert (found["time zone"], found["case"], found["partitions"]) == ("UTC", "true", "3")
+    assert found["java home"] == os.environ.get("JAVA_HOME")
+    assert found["running"]
+    assert found["left"] == []
+    assert found["again"] == 3
+    assert not any(psutil.pid_exists(pid) for pid in found["running"])
+    assert not list(tmp_path.glob("walflow-spark-*"))
+
+
+@pytest.mark.spark
+def test_a_jvm_that_does_not_start_says_why() -> None:
+    program = (
+        "from walflow.spark.session import *; from walflow.config import SparkSettings;"
+        "make_session(SparkSettings(driver_memory='512m',"
+        " conf={'spark.driver.extraJavaOptions': '-XX:MaxDirectMemorySize=nonsense'}))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    last = ran.stderr.strip().splitlines()[-1]
+    assert last.startswith("walflow.errors.SparkError: the JVM did not start")
+    assert "MaxDirectMemorySize" in last
