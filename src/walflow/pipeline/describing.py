@@ -40,7 +40,7 @@ class Describer:
             retry=tenacity.retry_if_exception(
                 lambda error: isinstance(error, SourceError) and error.retry
             ),
-            wait=tenacity.wait_exponential_jitter(initial=0.2, max=5),
+            wait=tenacity.wait_exponential(0.2, 5) + tenacity.wait_random(0, 0.2),
             stop=tenacity.stop_after_delay(_PATIENCE_SECONDS),
             reraise=True,
         )

@@ -389,7 +389,7 @@ class Pipeline:
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
             ),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=10),
+            wait=tenacity.wait_exponential(0.5, 10) + tenacity.wait_random(0, 0.5),
             sleep=self._sleep,
             before_sleep=lambda state: self._tell("copy", state),
             reraise=True,
@@ -439,7 +439,7 @@ class Pipeline:
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
             ),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=30),
+            wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
             sleep=self._sleep,
             before_sleep=lambda state: self._tell("apply", state),
             reraise=True,

@@ -77,21 +77,28 @@ class Receiver:
             raise self.error
 
     def _run(self) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_can_retry),
-            wait=tenacity.wait_exponential_jitter(initial=0.2, max=30),
-            sleep=self._sleep,
-            before_sleep=self._tell,
-            stop=tenacity.stop_when_event_set(self._stop),
-            reraise=True,
-        )
         try:
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception(self._can_retry),
+                wait=tenacity.wait_exponential(0.2, 30) + tenacity.wait_random(0, 0.2),
+                sleep=self._sleep,
+                before_sleep=self._tell,
+                stop=tenacity.stop_when_event_set(self._stop),
+                reraise=True,
+            )
             while not self._stop.is_set():
                 # Success is any time that data flowed: the waiting starts anew after it.
                 retrying(self._connect_and_follow)
         except BaseException as error:  # raised again by check() in the caller's thread
             if not self._stop.is_set():
-                self.error = error
+                self.error = self._writer.error or error
+
+    def _can_retry(self, error: BaseException) -> bool:
+        if self._writer.error is not None:
+            return False  # its thread is gone: another connection would find nobody to write
+        if isinstance(error, psycopg.OperationalError):
+            return True
+        return isinstance(error, SourceError) and error.retry
 
     def _sleep(self, seconds: float) -> None:
         self._stop.wait(seconds)
@@ -213,9 +220,3 @@ def _current_position(connection: psycopg.Connection) -> Lsn:
     row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return Lsn.parse(row[0])
-
-
-def _can_retry(error: BaseException) -> bool:
-    if isinstance(error, psycopg.OperationalError):
-        return True
-    return isinstance(error, SourceError) and error.retry
