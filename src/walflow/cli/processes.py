@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -78,6 +79,12 @@ def own_temporary_folder(folder: Path | None = None) -> Iterator[Path]:
 def leave_at_once(code: int, *folders: Path) -> NoReturn:
     """End every process that was started, remove the folders, and this process with no further
     word: threads are not waited for."""
+    # What threads say of losing what they work with is of no use to anybody.
+    with Path(os.devnull).open("w") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+                os.dup2(nowhere.fileno(), stream.fileno())
     end_descendants()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Our threads may still be writing into them.
