@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import psycopg
-import tenacity
 
 from walflow.changelog import ChangeLog
 from walflow.config import TypeSettings
@@ -17,8 +16,6 @@ from walflow.source.relation import Relation
 from walflow.source.types import TypeCatalog
 
 __all__ = ["Describer"]
-
-_PATIENCE_SECONDS = 120
 
 
 class Describer:
@@ -34,30 +31,27 @@ class Describer:
     def describe(self, relation: Relation, lsn: Lsn) -> TableSchema:
         """The schema; the one that the log knows already if the form is the same.
 
-        The decoder cannot go on without it, so a source that is away is waited for.
+        Does not wait for a source that is away: one that shuts down lets nobody in any more, and
+        waits itself until all it has sent is acknowledged.
         """
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, SourceError) and error.retry
-            ),
-            wait=tenacity.wait_exponential(0.2, 5) + tenacity.wait_random(0, 0.2),
-            stop=tenacity.stop_after_delay(_PATIENCE_SECONDS),
-            reraise=True,
-        )
-        described: TableSchema = retrying(self._ask, relation, lsn)
+        try:
+            described = self._ask(relation, lsn, fresh=False)
+        except SourceError as error:
+            if not error.retry:
+                raise
+            # The session may have been dead for long.
+            described = self._ask(relation, lsn, fresh=True)
         known = self._log.latest_schema(relation.oid)
         return known if known is not None and known.same_form(described) else described
 
-    def _ask(self, relation: Relation, lsn: Lsn) -> TableSchema:
+    def _ask(self, relation: Relation, lsn: Lsn, *, fresh: bool) -> TableSchema:
+        if fresh:
+            self.close()
         if self._session is None:
             connection = connect(self._uri, application_name=f"{self._application} catalog")
             self._session = connection, TypeCatalog(connection)
         connection, types = self._session
-        try:
-            return describe_relation(connection, relation, types, self._settings, version=lsn)
-        except SourceError:
-            self.close()
-            raise
+        return describe_relation(connection, relation, types, self._settings, version=lsn)
 
     def close(self) -> None:
         """Repeats safely."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from walflow.changelog import ChangeLog, SegmentWriter
+from walflow.errors import SourceError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.source.frames import Frames
@@ -76,6 +77,9 @@ class LogWriter:
         self._in_transaction = False
         self.error: BaseException | None = None
         """What ended the thread, if anything did."""
+        self._interruption: SourceError | None = None
+        """Why what is handed over is dropped until the next ``reset``: the source was needed to
+        decode it, and was away. It has to be read again."""
         self._thread = threading.Thread(target=self._run, name="walflow-write", daemon=True)
 
     def start(self) -> None:
@@ -97,6 +101,7 @@ class LogWriter:
             return self._queued == 0
 
     def put(self, frames: Frames) -> None:
+        self.check()
         self._enqueue(frames, frames.size)
 
     def advance(self, position: Lsn) -> None:
@@ -108,14 +113,19 @@ class LogWriter:
         done = threading.Event()
         self._enqueue(_Reset(done), 0)
         while not done.wait(0.1):
-            self.check()
+            self._check_alive()
 
     def wait_durable(self) -> None:
         """Wait until all that was handed over is durable, but for an open transaction."""
         self.reset()
 
     def check(self) -> None:
-        """Raise what ended the thread, if it has ended."""
+        """Raise what ended the thread, or what keeps it from writing until the next ``reset``."""
+        self._check_alive()
+        if self._interruption is not None:
+            raise self._interruption
+
+    def _check_alive(self) -> None:
         if self.error is not None:
             raise self.error
 
@@ -126,7 +136,7 @@ class LogWriter:
             self._thread.join()
 
     def _enqueue(self, item: Frames | _Advance | _Reset | _Stop, size: int) -> None:
-        self.check()
+        self._check_alive()
         with self._lock:
             self._queued += 1
             self._queued_bytes += size
@@ -158,11 +168,14 @@ class LogWriter:
                     case _Reset(done):
                         self._drop_open()
                         self._decoder.reset()
+                        self._interruption = None
                         done.set()
                     case _Advance(position):
-                        self._advance(position)
+                        if self._interruption is None:
+                            self._advance(position)
                     case _:
-                        self._append(item)
+                        if self._interruption is None:
+                            self._append_or_drop(item)
                         self._done(0, item.size)
                 if self._pending is None and not self._in_transaction:
                     self._done(unsealed, 0)
@@ -182,6 +195,15 @@ class LogWriter:
         if self._pending is None or self._in_transaction:
             return None
         return max(0.0, self._began + self._fill_seconds - time.monotonic())
+
+    def _append_or_drop(self, frames: Frames) -> None:
+        try:
+            self._append(frames)
+        except SourceError as error:
+            if not error.retry:
+                raise
+            self._drop_open()
+            self._interruption = error
 
     def _append(self, frames: Frames) -> None:
         decoded = self._decoder.decode(frames)
