@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.changelog import ChangeLog, FileStats, LogIdentity, Segment
-from walflow.model import Column, Lsn, PgType, TableName, TableSchema
+from walflow.changelog import ChangeLog, LogIdentity, Segment
+from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
 
 IDENTITY = LogIdentity("shop", "7301234567890123456", "walflow_shop")
 START = Lsn(1000)
@@ -72,8 +72,8 @@ def with_column(batch: pa.RecordBatch, name: str, values: pa.Array[Any]) -> pa.R
     return pa.RecordBatch.from_pydict({name: values, **columns})
 
 
-def stats_of(batch: pa.RecordBatch) -> FileStats:
-    return FileStats(rows=batch.num_rows, inserts=batch.num_rows)
+def stats_of(batch: pa.RecordBatch) -> ChangeStats:
+    return ChangeStats(rows=batch.num_rows, inserts=batch.num_rows)
 
 
 def seal_rows(log: ChangeLog, upto: int, counts: dict[int, int]) -> Segment:

@@ -19,9 +19,8 @@ from tests.changelog.rows import (
     stats_of,
     table,
 )
-from walflow.changelog import FileStats
 from walflow.changelog import journal as journal_module
-from walflow.model import Lsn
+from walflow.model import ChangeStats, Lsn
 
 
 def test_listing_by_position_and_table(tmp_path: Path) -> None:
@@ -43,12 +42,12 @@ def test_listing_by_position_and_table(tmp_path: Path) -> None:
 
 
 def test_statistics_add_up() -> None:
-    a = FileStats(rows=3, inserts=1, updates=1, truncates=1, last_truncate=(5, 2), exact=True)
-    b = FileStats(rows=2, deletes=2, key_changes=1, truncates=1, last_truncate=(5, 1))
-    both = FileStats(5, 1, 1, 2, 1, 2, False, True, (5, 2))
+    a = ChangeStats(rows=3, inserts=1, updates=1, truncates=1, last_truncate=(5, 2), exact=True)
+    b = ChangeStats(rows=2, deletes=2, key_changes=1, truncates=1, last_truncate=(5, 1))
+    both = ChangeStats(5, 1, 1, 2, 1, 2, False, True, (5, 2))
     assert a + b == b + a == both
-    assert a + FileStats() == a
-    assert FileStats.from_dict(both.to_dict()) == both
+    assert a + ChangeStats() == a
+    assert ChangeStats.from_dict(both.to_dict()) == both
 
 
 def test_waiting_for_a_segment(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_retiring_removes_schemas_that_no_file_has(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     writer = log.writer()
     for upto, schema in ((1100, table(1)), (1200, table(1, 1150, ("b",))), (1300, table(2))):
-        writer.append(schema, inserts(schema, upto - 10, 1), FileStats(rows=1))
+        writer.append(schema, inserts(schema, upto - 10, 1), ChangeStats(rows=1))
         writer.seal(Lsn(upto), 0, 1)
     names = [f"1-{0:016x}.json", f"1-{1150:016x}.json", f"2-{0:016x}.json"]
     assert sorted(path.name for path in (log.folder / "schemas").iterdir()) == names
@@ -135,7 +134,7 @@ def test_an_open_segment_keeps_its_schemas(tmp_path: Path) -> None:
     writer = log.writer()
     seal_rows(log, 1100, {1: 1})
     for schema in (table(1), table(1, 1150, ("b",))):
-        writer.append(schema, inserts(schema, 1190, 1), FileStats(rows=1))
+        writer.append(schema, inserts(schema, 1190, 1), ChangeStats(rows=1))
     log.retire(Lsn(1100), 0)
     writer.seal(Lsn(1200), 0, 1)
     log.close()
@@ -172,7 +171,7 @@ def test_restart_begins_anew(tmp_path: Path) -> None:
     before = seal_rows(log, 1100, {1: 1})
     log.retire(Lsn(1100), 0)
     seal_rows(log, 1200, {1: 1})
-    log.writer().append(table(2), inserts(table(2), 1290, 1), FileStats(rows=1))
+    log.writer().append(table(2), inserts(table(2), 1290, 1), ChangeStats(rows=1))
     log.restart(Lsn(5000))
     for _ in range(2):
         assert (log.start, log.end, log.size_bytes) == (Lsn(5000), Lsn(5000), 0)

@@ -25,10 +25,9 @@ from tests.changelog.rows import (
     table,
     with_column,
 )
-from walflow.changelog import FileStats
 from walflow.changelog import writer as writer_module
 from walflow.errors import LogError
-from walflow.model import Lsn, Span
+from walflow.model import ChangeStats, Lsn, Span
 
 
 def test_sealed_rows_come_back_after_reopening(tmp_path: Path) -> None:
@@ -36,7 +35,7 @@ def test_sealed_rows_come_back_after_reopening(tmp_path: Path) -> None:
     writer = log.writer()
     first, second = inserts(table(1), 1100, 3), inserts(table(1), 1150, 2, first=3)
     writer.append(table(1), first, stats_of(first))
-    writer.append(table(2), inserts(table(2), 1100, 1), FileStats(rows=1, inserts=1))
+    writer.append(table(2), inserts(table(2), 1100, 1), ChangeStats(rows=1, inserts=1))
     writer.append(table(1), second, stats_of(second))
     sealed = writer.seal(Lsn(1200), 42, 2)
     log.close()
@@ -87,7 +86,7 @@ def test_files_roll_inside_a_transaction_and_keep_the_order(tmp_path: Path) -> N
     assert len(sealed.files) > 3
     assert all(file.bytes < 500_000 for file in sealed.files)
     assert [row["_seq"] for row in read(log, [sealed])[1, 0]] == list(range(20_000))
-    assert sum((file.stats for file in sealed.files), FileStats()).inserts == 20_000
+    assert sum((file.stats for file in sealed.files), ChangeStats()).inserts == 20_000
     log.close()
 
 
@@ -99,7 +98,7 @@ def test_optional_columns_are_in_a_file_only_if_a_row_needs_them(tmp_path: Path)
         inserts(table(1), 1100, 1, first=2), "_exact", pa.array([[("name", "NaN")]], EXACT)
     )
     old = with_column(inserts(table(1), 1100, 1, first=3), "_old", pa.array([{"id": 9}], OLD))
-    writer.append(table(2), inserts(table(2), 1100, 1), FileStats(rows=1))
+    writer.append(table(2), inserts(table(2), 1100, 1), ChangeStats(rows=1))
     for batch in (plain, exact, old):
         writer.append(table(1), batch, stats_of(batch))
     sealed = writer.seal(Lsn(1200), 0, 1)
@@ -130,7 +129,7 @@ def test_two_schema_versions_in_one_segment(tmp_path: Path) -> None:
     writer = log.writer()
     before, after = table(1), table(1, 1150, ("email",))
     for schema in (before, after):
-        writer.append(schema, inserts(schema, 1160, 2), FileStats(rows=2))
+        writer.append(schema, inserts(schema, 1160, 2), ChangeStats(rows=2))
     sealed = writer.seal(Lsn(1200), 0, 1)
     assert [file.version for file in sealed.files] == [0, 1150]
     assert "email" in read(log, [sealed])[1, 1150][0]
@@ -150,7 +149,7 @@ def test_a_schema_cannot_change_under_its_version(tmp_path: Path) -> None:
     seal_rows(log, 1200, {1: 1})
     other = table(1, 0, ("email",))
     with pytest.raises(LogError, match="in another form"):
-        log.writer().append(other, inserts(other, 1290, 1), FileStats(rows=1))
+        log.writer().append(other, inserts(other, 1290, 1), ChangeStats(rows=1))
     log.close()
 
 
@@ -158,7 +157,7 @@ def test_a_batch_must_have_the_columns_of_its_schema(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     wrong = inserts(table(1, 0, ("email",)), 1100, 1)
     with pytest.raises(ValueError, match="email"):
-        log.writer().append(table(1), wrong, FileStats(rows=1))
+        log.writer().append(table(1), wrong, ChangeStats(rows=1))
     assert log.writer().buffered_bytes == 0
     log.close()
 
@@ -167,7 +166,7 @@ def test_a_small_slice_does_not_keep_its_parent(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     writer = log.writer()
     parent = inserts(table(1), 1100, 100_000, text="x" * 50)
-    writer.append(table(1), parent.slice(500, 10), FileStats(rows=10))
+    writer.append(table(1), parent.slice(500, 10), ChangeStats(rows=10))
     assert writer.buffered_bytes < 20_000
     sealed = writer.seal(Lsn(1200), 0, 1)
     assert [row["id"] for row in read(log, [sealed])[1, 0]] == list(range(500, 510))
@@ -201,7 +200,9 @@ def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = len(list(Path("/proc/self/fd").iterdir()))
     for first in range(3):
         for oid in range(1, 21):
-            writer.append(table(oid), inserts(table(oid), 1100, 1, first=first), FileStats(rows=1))
+            writer.append(
+                table(oid), inserts(table(oid), 1100, 1, first=first), ChangeStats(rows=1)
+            )
             assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
     rows = read(log, [writer.seal(Lsn(1200), 0, 1)])
     assert all([row["id"] for row in rows[oid, 0]] == [0, 1, 2] for oid in range(1, 21))

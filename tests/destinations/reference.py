@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.changelog.records import FileStats
 from walflow.destinations.base import Events, TableChanges
 from walflow.destinations.iceberg.tables import CATALOG, EXACT, catalog_conf, table_identifier
-from walflow.model import Column, Lsn, PgType, Span, TableName, TableSchema
+from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -197,10 +196,10 @@ def _near(value: Any) -> Any:
     return value.near if isinstance(value, Inexact) else value
 
 
-def _stats(log: Sequence[Row]) -> FileStats:
+def _stats(log: Sequence[Row]) -> ChangeStats:
     kinds = [row["_change_type"] for row in log]
     truncates = [(r["_lsn"], r["_seq"]) for r in log if r["_change_type"] == "truncate"]
-    return FileStats(
+    return ChangeStats(
         rows=len(log),
         inserts=kinds.count("insert"),
         updates=kinds.count("update"),

@@ -2,7 +2,7 @@
 
 from walflow.changelog.log import ChangeLog
 from walflow.changelog.parquet import META_COLUMNS, OPTIONAL_COLUMNS
-from walflow.changelog.records import Copy, FileStats, LogFile, LogIdentity, Segment
+from walflow.changelog.records import Copy, LogFile, LogIdentity, Segment
 from walflow.changelog.writer import SegmentWriter
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "OPTIONAL_COLUMNS",
     "ChangeLog",
     "Copy",
-    "FileStats",
     "LogFile",
     "LogIdentity",
     "Segment",

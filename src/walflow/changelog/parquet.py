@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.changelog.records import FileStats
+from walflow.model import ChangeStats
 
 __all__ = ["META_COLUMNS", "OPTIONAL_COLUMNS", "OpenFile", "common_form", "in_form", "joined"]
 
@@ -57,7 +57,7 @@ class OpenFile:
     def __init__(self, folder: Path, path: str, form: pa.Schema) -> None:
         self.path = path
         self.form = form
-        self.stats = FileStats()
+        self.stats = ChangeStats()
         self._sink = pa.OSFile(os.fspath(folder / path), "wb")
         # Measured on 13 columns (decision 0003): lz4 and hardly any dictionary take the least
         # CPU to write and are as fast as any in Spark. Readers prune by position only.
@@ -74,7 +74,9 @@ class OpenFile:
         """Whether batches of this form fit in."""
         return set(form.names) <= set(self.form.names)
 
-    def write(self, batches: Sequence[pa.RecordBatch], stats: FileStats, group_bytes: int) -> None:
+    def write(
+        self, batches: Sequence[pa.RecordBatch], stats: ChangeStats, group_bytes: int
+    ) -> None:
         """Write row groups of about ``group_bytes`` in memory. Runs without the GIL."""
         table = pa.Table.from_batches([in_form(batch, self.form) for batch in batches])
         groups = max(1, round(table.nbytes / group_bytes))

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from walflow.model import ChangeStats as FileStats
-from walflow.model import Lsn, Span
+from walflow.model import ChangeStats, Lsn, Span
 
-__all__ = ["Copy", "FileStats", "LogFile", "LogIdentity", "Segment"]
+__all__ = ["Copy", "LogFile", "LogIdentity", "Segment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class LogFile:
     table: int
     version: Lsn
     bytes: int
-    stats: FileStats
+    stats: ChangeStats
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -52,7 +51,7 @@ class LogFile:
             table=raw["table"],
             version=Lsn(raw["version"]),
             bytes=raw["bytes"],
-            stats=FileStats.from_dict(raw["stats"]),
+            stats=ChangeStats.from_dict(raw["stats"]),
         )
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from walflow.changelog.durable import disk_errors, remove, sync, sync_folder
 from walflow.changelog.parquet import META_COLUMNS, OpenFile, common_form, joined
-from walflow.changelog.records import FileStats, LogFile, Segment
-from walflow.model import Lsn, TableSchema
+from walflow.changelog.records import LogFile, Segment
+from walflow.model import ChangeStats, Lsn, TableSchema
 
 if TYPE_CHECKING:
     from walflow.changelog.log import ChangeLog
@@ -37,11 +37,11 @@ class _OpenTable:
         self.file: OpenFile | None = None
         self.batches: list[pa.RecordBatch] = []
         self.recent: list[pa.RecordBatch] = []
-        self.stats = FileStats()
+        self.stats = ChangeStats()
         self._recent_bytes = 0
         self._form: pa.Schema | None = None
 
-    def add(self, batch: pa.RecordBatch, stats: FileStats) -> None:
+    def add(self, batch: pa.RecordBatch, stats: ChangeStats) -> None:
         if self._form is None or not batch.schema.equals(self._form):
             self._check(batch.schema)
             self._form = batch.schema
@@ -60,10 +60,10 @@ class _OpenTable:
         self.batches += self.recent
         self.recent, self._recent_bytes = [], 0
 
-    def take(self) -> tuple[list[pa.RecordBatch], FileStats]:
+    def take(self) -> tuple[list[pa.RecordBatch], ChangeStats]:
         self.join_recent()
         batches, stats = self.batches, self.stats
-        self.batches, self.stats, self.bytes = [], FileStats(), 0
+        self.batches, self.stats, self.bytes = [], ChangeStats(), 0
         return batches, stats
 
     def _check(self, form: pa.Schema) -> None:
@@ -109,7 +109,7 @@ class SegmentWriter:
         """What the open segment has on the disk."""
         return self._open_bytes
 
-    def append(self, schema: TableSchema, batch: pa.RecordBatch, stats: FileStats) -> None:
+    def append(self, schema: TableSchema, batch: pa.RecordBatch, stats: ChangeStats) -> None:
         """Add changes of a table, which follow those added before.
 
         Small tables stay in memory until the segment is sealed; what outgrows its share is
@@ -180,7 +180,7 @@ class SegmentWriter:
             self._pool.shutdown()
             self._pool = None
 
-    def _append(self, schema: TableSchema, batch: pa.RecordBatch, stats: FileStats) -> None:
+    def _append(self, schema: TableSchema, batch: pa.RecordBatch, stats: ChangeStats) -> None:
         key = (schema.oid, schema.version)
         table = self._tables.get(key)
         if table is None:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from walflow.errors import DestinationError
-from walflow.model import Lsn, Span, TableName, TableSchema
+from walflow.model import ChangeStats, Lsn, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from walflow.spark.net import FileStats
 
 __all__ = [
     "AdoptsFiles",
@@ -39,7 +38,7 @@ class TableChanges:
     schema: TableSchema
     files: tuple[str, ...]
     """Files of the change log, as Spark finds them."""
-    stats: FileStats
+    stats: ChangeStats
     """What is in the files at most: a destination may take short cuts by it."""
     spark: SparkSession = field(repr=False)
     after: Lsn = Lsn(0)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from walflow.changelog.records import FileStats
-from walflow.model import ChangeType, Column, TableSchema
+from walflow.model import ChangeStats, ChangeType, Column, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXACT_TYPE",
-    "FileStats",
     "changes_schema",
     "exploded_copies",
     "identity_of",
@@ -95,7 +93,7 @@ def read_changes(spark: SparkSession, files: Sequence[str], schema: TableSchema)
     return spark.read.schema(declared).parquet(*files)
 
 
-def since_truncate(changes: DataFrame, stats: FileStats) -> DataFrame:
+def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
     """The changes of rows after the last truncate."""
     if stats.last_truncate is None:
         return changes
@@ -104,7 +102,7 @@ def since_truncate(changes: DataFrame, stats: FileStats) -> DataFrame:
     return changes.where(after & (sf.col("_change_type") != ChangeType.TRUNCATE.value))
 
 
-def net_changes(changes: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """The net changes of a keyed table.
 
     Columns: ``_change_type`` (``upsert`` or ``delete``), ``_unchanged`` (columns whose value is
@@ -148,13 +146,13 @@ def _exact_texts(columns: Sequence[Column], prefix: str = "") -> dict[str, Expr]
     return {c.name: sf.try_element_at(sf.col("_exact"), sf.lit(prefix + c.name)) for c in columns}
 
 
-def _key_of_new(schema: TableSchema, stats: FileStats) -> Expr:
+def _key_of_new(schema: TableSchema, stats: ChangeStats) -> Expr:
     columns = schema.key_columns
     values = {c.name: sf.col(quoted(c.name)) for c in columns}
     return identity_of(columns, values, _exact_texts(columns) if stats.exact else None)
 
 
-def _key_of_old(schema: TableSchema, stats: FileStats) -> Expr:
+def _key_of_old(schema: TableSchema, stats: ChangeStats) -> Expr:
     columns = schema.key_columns
     values = {c.name: sf.col(f"_old.{quoted(c.name)}") for c in columns}
     return identity_of(columns, values, _exact_texts(columns, OLD_EXACT) if stats.exact else None)
@@ -170,7 +168,7 @@ def _without_old_texts(exact: Expr) -> Expr:
     return sf.when(sf.size(kept) > 0, kept)
 
 
-def _net_by_key(rows: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """Every change tells the whole row and no key moved: the last change of a key is its net."""
     newest_first = Window.partitionBy(_key_of_new(schema, stats)).orderBy(
         sf.desc("_lsn"), sf.desc("_seq")
@@ -194,7 +192,7 @@ def _key_type(schema: TableSchema) -> str:
     return f"struct<{fields}>"
 
 
-def _net_by_row(rows: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """Follow each row through the stretch, from key to key, and collect what is known of it.
 
     A key's timeline is cut into lives: a life begins with an insert or with a row that comes from
@@ -221,7 +219,7 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: FileStats) -> DataF
     return upserts.unionByName(left)
 
 
-def _events(rows: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """What happens at each key, in order; a change of key happens at both keys.
 
     Columns: ``at`` (position), ``key``, ``starts`` (a life of the key), ``deletes``, ``departs``
@@ -312,7 +310,7 @@ def _with_origins(events: DataFrame, origins: DataFrame) -> DataFrame:
     )
 
 
-def _last_states(events: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """One row for each row that the stretch touched and whose key nobody took over since."""
     optional = [c for c in schema.columns if c.name not in schema.key and not _always_sent(c)]
     known = {
@@ -397,7 +395,7 @@ def _map_of(texts: Sequence[tuple[str, Expr]]) -> Expr:
     return sf.when(sf.size(entries) > 0, sf.map_from_entries(entries))
 
 
-def _key_columns_from(key: Expr, schema: TableSchema, stats: FileStats) -> list[Expr]:
+def _key_columns_from(key: Expr, schema: TableSchema, stats: ChangeStats) -> list[Expr]:
     """``_exact`` and the table's columns of which only the key is known."""
     places = {column.name: key[f"f{n}"] for n, column in enumerate(schema.key_columns)}
     inexact = [c.name for c in schema.key_columns if may_be_inexact(c)] if stats.exact else []
@@ -411,7 +409,7 @@ def _key_columns_from(key: Expr, schema: TableSchema, stats: FileStats) -> list[
     ]
 
 
-def net_copies(changes: DataFrame, schema: TableSchema, stats: FileStats) -> DataFrame:
+def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """The net changes of a keyless table: how many copies of which rows come (or, below zero, go).
 
     Columns: ``row`` (a struct of the table's columns), ``exact``, ``identity`` (what tells such

@@ -37,7 +37,8 @@ from walflow.destinations.iceberg.tables import (
 from walflow.destinations.iceberg.warm import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
 from walflow.model import Lsn, Span, TableName, TableSchema
-from walflow.spark.net import EXACT_TYPE, net_changes, net_copies, quoted
+from walflow.spark.copies import read_copy
+from walflow.spark.net import EXACT_TYPE, net_changes, net_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ class IcebergDestination:
         self._recreate(table, exact="_exact" if exact else None)
         with self._session(table.name) as spark:
             if files and not self._link(spark, table, files):
-                rows = _read_copy(spark, files, table, exact)
+                rows = read_copy(spark, [str(file) for file in files], table, exact)
                 if exact:
                     _rename_exact(spark, table)
                 append_rows(rows, table, exact)
@@ -314,15 +315,6 @@ def _local_folder(spark: SparkSession, table: TableSchema) -> Path | None:
     if location.scheme not in ("", "file") or location.netloc:
         return None
     return Path(unquote(location.path) if location.scheme else rows[-1]["data_type"]) / "data"
-
-
-def _read_copy(
-    spark: SparkSession, files: Sequence[Path], table: TableSchema, exact: bool
-) -> DataFrame:
-    columns = [f"{quoted(column.name)} {column.spark_type}" for column in table.columns]
-    if exact:
-        columns.append(f"_exact {EXACT_TYPE}")
-    return spark.read.schema(", ".join(columns)).parquet(*map(str, files))
 
 
 def _in_session(rows: DataFrame, spark: SparkSession) -> DataFrame:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from walflow.destinations.iceberg.merge import append_rows, kept, merge_net
 from walflow.destinations.iceberg.tables import Owner, catalog_conf, create_table
-from walflow.model import Column, PgType, TableName, TableSchema
-from walflow.spark.net import FileStats, changes_schema, net_changes
+from walflow.model import ChangeStats, Column, PgType, TableName, TableSchema
+from walflow.spark.net import changes_schema, net_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +38,6 @@ def warm_up_writes(spark: SparkSession) -> None:
             [("update", 1, 0, None, 1, None, None, None, 1, "a")], changes_schema(_TABLE)
         )
         append_rows(changes, _TABLE, has_exact=False)
-        stats = FileStats(rows=1, updates=1)
+        stats = ChangeStats(rows=1, updates=1)
         with kept(net_changes(changes, _TABLE, stats)) as net:
             merge_net(net, _TABLE, has_exact=False, partial=False)
