@@ -89,6 +89,7 @@ def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, 
     from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
     from walflow.cli.showing import Watcher
+    from walflow.errors import WalflowError
     from walflow.observe.metrics import Metrics
     from walflow.observe.serve import serve_metrics
     from walflow.pipeline.pipeline import Pipeline
@@ -123,7 +124,19 @@ def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, 
             leave_at_once(signals.exit_code, folder)
     if signals.count and not running.started:
         return signals.exit_code
-    work.result()
+    try:
+        work.result()
+    except WalflowError:
+        raise
+    except Exception as error:
+        if debug or not signals.count:
+            raise
+        # Who signals a whole process group (systemd does, by default) ends Spark under our hands.
+        click.echo(
+            f"The last round was broken off ({type(error).__name__}); the next run repeats it.",
+            err=True,
+        )
+        return signals.exit_code
     return 0 if running.done or not until_caught_up else signals.exit_code
 
 

@@ -52,7 +52,7 @@ class Watcher:
         self._view = View(console, title, source, destination) if self._live else None
         self._meter = Meter()
         self._stage = ""
-        self._lined = 0.0
+        self._lined: float | None = None
         self._stack = ExitStack()
         self.progress: Progress | None = None
 
@@ -87,7 +87,9 @@ class Watcher:
             _logger.info(step)
         self._stage = step
         now = time.monotonic()
-        if self.progress is None or now - self._lined < _LINE_SECONDS:
+        if self.progress is None or not self.progress.tables:
+            return
+        if self._lined is not None and now - self._lined < _LINE_SECONDS:
             return
         self._lined = now
         _logger.info("progress", **_fields(self.progress))

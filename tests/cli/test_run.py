@@ -1,0 +1,144 @@
+"""``walflow run`` against a live shop: stopped, killed, gone on with, and equal at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.commands import Room, ended, wait_for_line
+from tests.conftest import Database
+from walflow.demo.compare import compare_table
+from walflow.demo.load import ShopLoad
+from walflow.demo.shop import TABLES, Sizes, make_shop
+from walflow.destinations.iceberg.tables import catalog_conf
+from walflow.model import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SIZES = Sizes.of_total(3000)
+
+
+def arguments(database: Database, room: Room, *more: str) -> list[str]:
+    return [
+        "run",
+        *("--from", database.uri, "--to", f"iceberg://{room.path / 'lake'}"),
+        *("--name", "shop", "--slot", f"{database.name}_slot", "--publication", "shop"),
+        *("--log", str(room.path / "log"), "--set", "spark.driver_memory=1g"),
+        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
+        *more,
+    ]
+
+
+def slots(database: Database) -> list[tuple[str]]:
+    return database.execute(
+        "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    )
+
+
+def test_stopped_then_killed_then_caught_up_and_equal(
+    database: Database, room: Room, spark: SparkSession
+) -> None:
+    with database.connect() as connection:
+        make_shop(connection, SIZES)
+    with ShopLoad(database.uri, SIZES, rate=300) as load:
+        # SIGTERM: the round is finished, and that is an orderly end.
+        with ended(room.start(*arguments(database, room, "--json"))) as process:
+            lines = wait_until_followed(process)
+            process.terminate()
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            assert {"made the slot", "copied"} <= {line["event"] for line in lines}
+        load.allow_truncate()
+        assert room.processes_after(10) == []
+        # kill -9 while changes are being applied.
+        with ended(room.start(*arguments(database, room, "--json"))) as process:
+            wait_until_changes(process)
+            process.kill()
+            process.wait(30)
+        assert room.processes_after(20) == []
+    load.check()
+    ran = room.run(*arguments(database, room, "--until-caught-up"))
+    assert ran.returncode == 0, ran.stderr
+    # All tables went on from where they were: nothing was copied a second time.
+    assert "copied " not in ran.stderr
+    assert slots(database) == [(f"{database.name}_slot",)]
+
+    session = spark.newSession()
+    for name, value in catalog_conf(str(room.path / "lake"), {}).items():
+        if name.startswith("spark.sql.catalog."):
+            session.conf.set(name, value)
+    with database.connect() as connection:
+        for table in TABLES:
+            found = compare_table(connection, session, TableName("shop", table))
+            assert found.different == ()
+            assert found.equal
+
+
+def test_ctrl_c_during_the_start_makes_nothing(database: Database, room: Room) -> None:
+    with database.connect() as connection:
+        make_shop(connection, Sizes.of_total(100))
+    with ended(room.start(*arguments(database, room))) as process:
+        wait_for_line(process, "starting Spark")
+        time.sleep(1)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        print(f"ended after {time.monotonic() - began:.1f} s")
+    assert process.returncode == 130, err
+    assert (out, "Traceback" in err, "Error" in err) == ("", False, False)
+    assert room.processes_after(10) == []
+    assert slots(database) == []
+    assert [name for name in room.leftovers() if name != "lake"] == []
+
+
+def test_a_second_ctrl_c_stops_at_once(database: Database, room: Room) -> None:
+    with database.connect() as connection:
+        make_shop(connection, Sizes.of_total(100))
+    with ended(room.start(*arguments(database, room))) as process:
+        wait_for_line(process, "made the slot")
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        took = time.monotonic() - began
+    print(f"ended after {took:.1f} s with {process.returncode}")
+    assert took < 10
+    assert process.returncode in (0, 130), err
+    assert "Traceback" not in err
+    assert room.processes_after(10) == []
+
+
+Line = dict[str, Any]
+
+
+def wait_until_followed(process: subprocess.Popen[str]) -> list[Line]:
+    """Until every table is copied and some changes are applied; gives the lines so far."""
+    return _read_until(process, lambda line: bool(line.get("changes")))
+
+
+def wait_until_changes(process: subprocess.Popen[str]) -> None:
+    """Until the tables are known; rounds follow each other from then on."""
+    _read_until(process, lambda line: bool(line.get("tables")))
+
+
+def _read_until(process: subprocess.Popen[str], condition: Callable[[Line], bool]) -> list[Line]:
+    assert process.stderr is not None
+    deadline = time.monotonic() + 120
+    lines: list[Line] = []
+    while time.monotonic() < deadline and (text := process.stderr.readline()):
+        lines.append(json.loads(text))
+        if condition(lines[-1]):
+            return lines
+    raise AssertionError(f"the command did not get so far: {lines}")
