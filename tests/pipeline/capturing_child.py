@@ -1,0 +1,34 @@
+"""A process that captures until it is killed, or until so many rows are durable.
+
+It says "running" when it begins to, and at its end the most memory it had, in bytes.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+from tests.pipeline.capturing import Capture
+from walflow.model import Lsn
+
+
+def main(uri: str, folder: str, slot: str, backlog_bytes: str, rows: str = "0") -> None:
+    with Capture(uri, Path(folder), slot=slot, backlog_bytes=int(backlog_bytes)) as capture:
+        print("running", flush=True)
+        while True:
+            capture.receiver.check()
+            durable = sum(
+                file.stats.rows
+                for segment in capture.log.segments(Lsn(0))
+                for file in segment.files
+            )
+            if int(rows) and durable >= int(rows):
+                break
+            time.sleep(0.05)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
