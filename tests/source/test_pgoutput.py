@@ -182,6 +182,30 @@ def test_a_key_column_that_is_toasted(any_database: Database, session: Session) 
     ]
 
 
+def test_keys_that_compare_in_their_own_way(any_database: Database, session: Session) -> None:
+    """Arrays, of which Arrow compares none, and NaN, which equals itself in Postgres's indexes."""
+    any_database.execute(
+        "CREATE TABLE t (a text[], f float8, n int, PRIMARY KEY (a, f))",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t VALUES ('{}', 'NaN', 1), ('{a,NULL}', 1, 2), ('{b}', 2, 3), ('{c,d}', 3, 4)",
+    )
+    recorder = Recorder(any_database)
+    any_database.execute(
+        "UPDATE t SET n = n * 10",
+        "UPDATE t SET a = '{a,x}' WHERE n = 20",
+        "UPDATE t SET a = '{}' WHERE n = 30",
+        "UPDATE t SET f = 'NaN' WHERE n = 40",
+    )
+    rows = decode_pieces(Decoder(describer(session)), [recorder.messages()]).of_table["t"]
+    assert [row["_old"] for row in rows] == [
+        *[None] * 4,
+        {"a": ["a", None], "f": 1.0},
+        {"a": ["b"], "f": 2.0},
+        {"a": ["c", "d"], "f": 3.0},
+    ]
+
+
 def test_nulls_everywhere_and_dropped_columns(any_database: Database, session: Session) -> None:
     any_database.execute(
         "CREATE TABLE t (gone int, a int, gone2 text, b text, c bytea, d bool)",

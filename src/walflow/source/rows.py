@@ -160,8 +160,28 @@ def changed_keys(
 
 
 def _differ(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where two arrays differ; null equals null."""
-    equal = pc.fill_null(pc.equal(left, right), False)
-    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-    same: npt.NDArray[np.bool_] = pc.or_(equal, both_null).to_numpy(zero_copy_only=False)
-    return ~same
+    """Where two arrays differ; as in Postgres's indexes null equals null, and NaN equals NaN."""
+    if pa.types.is_list(left.type):
+        return _lists_differ(left, right)
+    same = pc.or_(
+        pc.fill_null(pc.equal(left, right), False), pc.and_(pc.is_null(left), pc.is_null(right))
+    )
+    if pa.types.is_floating(left.type):
+        nan = pc.and_(pc.is_nan(left), pc.is_nan(right))
+        same = pc.or_(same, pc.fill_null(nan, False))
+    differ: npt.NDArray[np.bool_] = ~same.to_numpy(zero_copy_only=False)
+    return differ
+
+
+def _lists_differ(left: pa.ListArray, right: pa.ListArray) -> npt.NDArray[np.bool_]:
+    """Arrow compares no lists: first their lengths (-1 for null), then all their elements."""
+    length = pc.fill_null(pc.list_value_length(left), -1).to_numpy(zero_copy_only=False)
+    other = pc.fill_null(pc.list_value_length(right), -1).to_numpy(zero_copy_only=False)
+    differ: npt.NDArray[np.bool_] = length != other
+    candidates = ~differ & (length > 0)
+    if candidates.any():
+        rows = pa.array(candidates)
+        elements = _differ(left.filter(rows).flatten(), right.filter(rows).flatten())
+        ends = np.cumsum(length[candidates])
+        differ[candidates] = np.logical_or.reduceat(elements, ends - length[candidates])
+    return differ
