@@ -492,6 +492,7 @@ def test_kill_at_any_moment(shop: Database, tmp_path: Path) -> None:
 LONG = bool(os.environ.get("WALFLOW_LONG"))
 
 
+@pytest.mark.timeout(1800 if LONG else 300)
 @pytest.mark.parametrize("path", ["live", "bulk"])
 @pytest.mark.parametrize("workload", ["many rows", "large rows"])
 def test_memory(database: Database, tmp_path: Path, workload: str, path: str) -> None:
@@ -516,7 +517,7 @@ def test_memory(database: Database, tmp_path: Path, workload: str, path: str) ->
         )
     backlog_bytes = LIVE_ONLY if path == "live" else ALWAYS_BULK
     with start_child(database, tmp_path / "log", backlog_bytes, rows) as child:
-        output, _ = child.communicate(timeout=280)
+        output, _ = child.communicate(timeout=1500 if LONG else 280)
     assert child.returncode == 0
     peak = int(output.split()[-1])
     print(f"{workload}, {path}: {rows} rows in one transaction took {peak >> 20} MB at most")
