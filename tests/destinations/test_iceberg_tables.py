@@ -50,6 +50,9 @@ ALL_TYPES = make_schema(
 NOON = datetime.datetime(2026, 11, 15, 12, 0, 0, 123456)
 
 
+DESTINATION = "walflow.destinations.iceberg.destination"
+
+
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
     return tmp_path / "warehouse"
@@ -88,12 +91,22 @@ def source(tmp_path: Path) -> Source:
     return source
 
 
+@pytest.fixture(params=["bridge", "sql"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of adopting files: by the JVM's API, and by SQL where there is no bridge to it."""
+    way: str = request.param
+    if way == "sql":
+        monkeypatch.setattr(f"{DESTINATION}.append_files", lambda *_: False)
+    return way
+
+
 def test_its_abilities(destination: IcebergDestination) -> None:
     assert isinstance(destination, AdoptsFiles)
     assert isinstance(destination, Startup)
     assert isinstance(destination, Shutdown)
 
 
+@pytest.mark.usefixtures("way")
 def test_adopts_files_as_they_are(
     spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
 ) -> None:
@@ -106,6 +119,7 @@ def test_adopts_files_as_they_are(
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
 
 
+@pytest.mark.usefixtures("way")
 def test_adopts_files_with_and_without_exact_texts(
     spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
 ) -> None:
@@ -142,7 +156,7 @@ def test_appends_where_files_cannot_be_linked(
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
 
 
-@pytest.mark.parametrize("step", ["_add_files", "_rename_exact", "mark_applied"])
+@pytest.mark.parametrize("step", ["_link", "_add_files", "mark_applied"])
 def test_a_crash_while_adopting_leaves_no_position_and_can_be_repeated(
     spark: SparkSession,
     destination: IcebergDestination,
@@ -157,11 +171,11 @@ def test_a_crash_while_adopting_leaves_no_position_and_can_be_repeated(
     def crash(*_: object) -> None:
         raise Crash
 
-    where = "walflow.destinations.iceberg.destination"
     files = [source.copy_file(exact=True)]
     with monkeypatch.context() as patch:
-        name = f"IcebergDestination.{step}" if step == "mark_applied" else step
-        patch.setattr(f"{where}.{name}", crash)
+        patch.setattr(f"{DESTINATION}.append_files", lambda *_: False)
+        name = step if step == "_add_files" else f"IcebergDestination.{step}"
+        patch.setattr(f"{DESTINATION}.{name}", crash)
         with pytest.raises((Crash, DestinationError)):
             destination.adopt_files(ALL_TYPES, files, Lsn(5), exact=True)
     after = IcebergDestination(spark, str(warehouse), OWNER)

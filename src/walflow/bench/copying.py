@@ -70,18 +70,18 @@ def bench_copy(rows: int, rounds: int) -> Iterator[Comparison]:
 
 
 def _copier(server: EmbeddedPostgres, folder: Path, stack: ExitStack) -> Callable[[], None]:
-    warehouse = str(folder / "lake")
-    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(warehouse, {}))
+    """What copies the table once more, each time into a new lake."""
+    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(str(folder), {}))
     stack.callback(stop_session, spark)
-    destination = IcebergDestination(spark, warehouse, Owner("bench", "bench"))
-    stack.callback(destination.shutdown)
-    destination.startup()
-    defaults = LogSettings()
-    tables = Tables()
     turn = iter(range(1_000_000))
+    defaults = LogSettings()
 
     def copy() -> None:
         name = f"bench_{next(turn)}"
+        tables = Tables()
+        metrics = Metrics().pipeline("bench")
+        owner = Owner("bench", "bench")
+        destination = IcebergDestination(spark, str(folder / name / "lake"), owner)
         with (
             Replication(server.uri, application_name=name) as replication,
             connect(server.uri, application_name=name) as connection,
@@ -89,7 +89,7 @@ def _copier(server: EmbeddedPostgres, folder: Path, stack: ExitStack) -> Callabl
             created = replication.create_slot(name, temporary=True)
             published = published_tables(connection, "walflow", TypeSettings())
             log = ChangeLog.open(
-                folder / name,
+                folder / name / "log",
                 LogIdentity("bench", "bench", name),
                 start=created.consistent_point,
                 max_bytes=defaults.max_bytes,
@@ -97,13 +97,13 @@ def _copier(server: EmbeddedPostgres, folder: Path, stack: ExitStack) -> Callabl
             )
             for table in published:
                 tables.put(TableState(table.schema))
-            metrics = Metrics().pipeline("bench")
             copier = Copier(
                 server.uri, name, spark, log, destination, tables, metrics, CopySettings()
             )
             with keep_snapshot(server.uri, created.snapshot) as keeper:
                 copier.copy(published, keeper, created.consistent_point)
             log.close()
+        destination.shutdown()
 
     return copy
 

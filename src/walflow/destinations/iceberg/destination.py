@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.destinations.iceberg.adopting import append_files
 from walflow.destinations.iceberg.merge import (
     append_rows,
     kept,
@@ -31,6 +32,7 @@ from walflow.destinations.iceberg.tables import (
     literal,
     read_progress,
     stamped,
+    summary_of,
     table_identifier,
     table_path,
 )
@@ -104,23 +106,38 @@ class IcebergDestination:
         settled: Lsn | None = None,
     ) -> None:
         """See AdoptsFiles. The files stay until the table has them and its position."""
-        # Under the name that the files use; the rename below keeps that name for reading them.
-        self._recreate(table, exact="_exact" if exact else None)
+        self._recreate(table, exact=EXACT if exact else None)
         with self._session(table.name) as spark:
-            if files and not self._link(spark, table, files):
-                rows = read_copy(spark, [str(file) for file in files], table, exact)
-                if exact:
-                    _rename_exact(spark, table)
-                append_rows(rows, table, exact)
-            elif files:
-                _add_files(spark, table)
-                if exact:
-                    _rename_exact(spark, table)
-            elif exact:
-                _rename_exact(spark, table)
-        self.mark_applied(table, position, settled)
+            folder = self._link(spark, table, files) if files else None
+            done = folder is not None and append_files(
+                spark, table.name, folder, summary_of(self._owner, position, settled)
+            )
+            if not done:
+                self._copy_rows(spark, table, files, folder, exact)
+                self.mark_applied(table, position, settled)
         for file in files:
             file.unlink()
+
+    def _copy_rows(
+        self,
+        spark: SparkSession,
+        table: TableSchema,
+        files: Sequence[Path],
+        folder: Path | None,
+        exact: bool,
+    ) -> None:
+        """Put the files' rows into the empty table by SQL."""
+        if folder is None:
+            if files:
+                rows = read_copy(spark, [str(file) for file in files], table, exact)
+                append_rows(rows, table, exact)
+            return
+        if exact:
+            # The procedure finds columns by the files' names, and a rename keeps those.
+            spark.sql(f"ALTER TABLE {table_identifier(table.name)} RENAME COLUMN {EXACT} TO _exact")
+        _add_files(spark, table, folder)
+        if exact:
+            spark.sql(f"ALTER TABLE {table_identifier(table.name)} RENAME COLUMN _exact TO {EXACT}")
 
     def applied(self, table: TableSchema) -> Lsn | None:
         with self._session(table.name) as spark:
@@ -185,11 +202,11 @@ class IcebergDestination:
             drop_table(spark, table.name)
             create_table(spark, table, self._owner, exact)
 
-    def _link(self, spark: SparkSession, table: TableSchema, files: Sequence[Path]) -> bool:
-        """Put the files into the table's folder too; False where that is not possible."""
+    def _link(self, spark: SparkSession, table: TableSchema, files: Sequence[Path]) -> Path | None:
+        """Put the files into the table's folder too, and say where; None if that cannot be."""
         folder = _local_folder(spark, table)
         if folder is None:
-            return False
+            return None
         folder.mkdir(parents=True, exist_ok=True)
         for number, file in enumerate(files):
             try:
@@ -199,8 +216,8 @@ class IcebergDestination:
                 # the next recreate; the table does not know of it.
                 for linked in folder.glob("copy-*.parquet"):
                     linked.unlink()
-                return False
-        return True
+                return None
+        return folder
 
     def _read_progress(self, spark: SparkSession, name: TableName) -> Progress | None:
         with self._lock:
@@ -295,12 +312,7 @@ def _add_exact(spark: SparkSession, table: TableSchema) -> None:
     spark.sql(f"ALTER TABLE {table_identifier(table.name)} ADD COLUMN {EXACT} {EXACT_TYPE}")
 
 
-def _rename_exact(spark: SparkSession, table: TableSchema) -> None:
-    spark.sql(f"ALTER TABLE {table_identifier(table.name)} RENAME COLUMN _exact TO {EXACT}")
-
-
-def _add_files(spark: SparkSession, table: TableSchema) -> None:
-    folder = _local_folder(spark, table)
+def _add_files(spark: SparkSession, table: TableSchema, folder: Path) -> None:
     spark.sql(
         f"CALL {CATALOG}.system.add_files(table => {literal(table_path(table.name))},"
         f" source_table => {literal(f'`parquet`.`{folder}`')}, check_duplicate_files => false)"

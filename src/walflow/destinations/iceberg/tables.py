@@ -198,18 +198,24 @@ def _newest_position(spark: SparkSession, identifier: str) -> tuple[Lsn | None, 
     return None, None
 
 
+def summary_of(owner: Owner, position: Lsn, settled: Lsn | None) -> dict[str, str]:
+    """What a commit says of itself in its snapshot's summary."""
+    summary = {**owner.properties, "walflow.lsn": str(position)}
+    if settled is not None and settled > position:
+        summary["walflow.settled"] = str(settled)
+    return summary
+
+
 @contextmanager
 def stamped(
     spark: SparkSession, owner: Owner, position: Lsn, settled: Lsn | None
 ) -> Iterator[None]:
     """What this session commits inside carries the position in its snapshot's summary."""
-    properties = {**owner.properties, "walflow.lsn": str(position)}
-    if settled is not None and settled > position:
-        properties["walflow.settled"] = str(settled)
-    for name, value in properties.items():
+    summary = summary_of(owner, position, settled)
+    for name, value in summary.items():
         spark.conf.set(_SNAPSHOT_PROPERTY + name, value)
     try:
         yield
     finally:
-        for name in properties:
+        for name in summary:
             spark.conf.unset(_SNAPSHOT_PROPERTY + name)
