@@ -201,7 +201,7 @@ class Receiver:
                 acknowledged = self._log.end
                 while not (self._stop.is_set() or backlog.exhausted):
                     self.wal_end = _current_position(connection)
-                    for frames in backlog.chunk(self.wal_end, _HAND_OVER_BYTES):
+                    for frames in backlog.chunk(self.wal_end, _HAND_OVER_BYTES, self._stop.is_set):
                         self._writer.put(frames)
                         while not self._has_room() and not self._stop.is_set():
                             self._writer.check()

@@ -14,7 +14,7 @@ reads the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -97,7 +97,7 @@ class Backlog:
         """The temporary slot goes with its session. Repeats safely."""
         self._connection.close()
 
-    def chunk(self, upto: Lsn, max_bytes: int) -> Iterator[Frames]:
+    def chunk(self, upto: Lsn, max_bytes: int, cancelled: Callable[[], bool]) -> Iterator[Frames]:
         """Read the next stretch of the log, to about ``upto``, in hand-overs of ``max_bytes``.
 
         The last one ends behind a commit. Sets ``exhausted`` when this way gives nothing more.
@@ -112,6 +112,7 @@ class Backlog:
                 "read the log in bulk",
                 piece_bytes=max_bytes,
                 first_row_seconds=_FIRST_ROW_SECONDS,
+                cancelled=cancelled,
             ):
                 messages += len(piece)
                 yield Frames(piece.data, piece.start + _ROW_HEADER, piece.end)

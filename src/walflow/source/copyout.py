@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ _SIGNATURE_SIZE = 19
 _TRAILER_SIZE = 2
 _FRAME_HEADER = 5
 _DATA, _ERROR, _READY = b"dEZ"
+_LOOK_SECONDS = 0.2
 _CONTROL_HEAD = struct.Struct("!I").unpack_from
 
 
@@ -58,16 +59,18 @@ def copy_out(
     *,
     piece_bytes: int,
     first_row_seconds: float | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Piece]:
     """Run a COPY and give its rows in pieces of about ``piece_bytes``, none of them empty.
 
     ``doing`` completes "Could not …" in errors. Raises PreparationTimeout if the first row takes
-    longer than ``first_row_seconds``. A caller that stops early must close the connection.
+    longer than ``first_row_seconds``, or if it is ``cancelled`` before. A caller that stops early
+    must close the connection.
     """
-    deadline = None if first_row_seconds is None else time.monotonic() + first_row_seconds
+    patience = _Patience(first_row_seconds, cancelled)
     encrypted = _is_encrypted(connection)
     pieces = (_through_libpq if encrypted else _from_socket)(
-        connection.pgconn, query, doing, piece_bytes, deadline
+        connection.pgconn, query, doing, piece_bytes, patience
     )
     first = True
     for piece in pieces:
@@ -84,6 +87,22 @@ def copy_out(
             yield Piece(piece.data, start[rows], end[rows])
 
 
+class _Patience:
+    """How long the first row is waited for."""
+
+    def __init__(self, seconds: float | None, cancelled: Callable[[], bool]) -> None:
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._cancelled = cancelled
+
+    def wait(self, pgconn: pq.abc.PGconn) -> None:
+        """Return when there is something to read; else cancel the query and raise."""
+        while not select.select([pgconn.socket], [], [], _LOOK_SECONDS)[0]:
+            late = self._deadline is not None and time.monotonic() >= self._deadline
+            if late or self._cancelled():
+                pgconn.get_cancel().cancel()
+                raise PreparationTimeout
+
+
 def _is_encrypted(connection: Session) -> bool:
     if connection.pgconn.ssl_in_use:
         return True
@@ -95,13 +114,13 @@ def _is_encrypted(connection: Session) -> bool:
 
 
 def _from_socket(
-    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, deadline: float | None
+    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, patience: _Patience
 ) -> Iterator[Piece]:
     wire = socket.socket(fileno=os.dup(pgconn.socket))
     try:
         wire.setblocking(True)
         wire.sendall(b"Q" + struct.pack("!I", len(query) + 5) + query + b"\0")
-        _wait_for_first(pgconn, wire, deadline)
+        patience.wait(pgconn)
         buffer = np.empty(piece_bytes + (64 << 10) + PADDING, np.uint8)
         have = 0
         error: bytes | None = None
@@ -146,15 +165,6 @@ def _from_socket(
         wire.close()
 
 
-def _wait_for_first(pgconn: pq.abc.PGconn, wire: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        return
-    if select.select([wire], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        return
-    pgconn.get_cancel().cancel()
-    raise PreparationTimeout
-
-
 def _frames(buffer: npt.NDArray[np.uint8], have: int) -> tuple[Positions, int]:
     """Where the whole frames start, and (last of them) where the part of one after them does."""
     view = buffer.data[:have]
@@ -181,14 +191,11 @@ def _server_error(fields: bytes, doing: str) -> Exception:
 
 
 def _through_libpq(
-    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, deadline: float | None
+    pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, patience: _Patience
 ) -> Iterator[Piece]:
     pgconn.send_query(query)
     while pgconn.is_busy():
-        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not select.select([pgconn.socket], [], [], seconds)[0]:
-            pgconn.get_cancel().cancel()
-            raise PreparationTimeout
+        patience.wait(pgconn)
         pgconn.consume_input()
     result = pgconn.get_result()
     if result is None or result.status != pq.ExecStatus.COPY_OUT:
@@ -197,7 +204,12 @@ def _through_libpq(
     get = pgconn.get_copy_data
     try:
         while True:
-            size, row = get(0)
+            # Waiting inside libpq would stop every other thread of this process too.
+            size, row = get(1)
+            if size == 0:
+                select.select([pgconn.socket], [], [])
+                pgconn.consume_input()
+                continue
             if size < 0:
                 break
             data += row
