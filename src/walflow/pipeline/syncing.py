@@ -26,6 +26,7 @@ from walflow.source.copy import RESULT_SCHEMA, CopiedFile, RangeReader, copied_r
 from walflow.source.ranges import CopyRange, copy_ranges
 from walflow.source.snapshot import SnapshotKeeper
 from walflow.spark.copies import read_copy
+from walflow.spark.session import cores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +60,9 @@ class Copier:
         """
         ranges = copy_ranges(tables, self.settings.range_bytes)
         workers = max(1, min(_TABLES_AT_ONCE, len(tables)))
-        shares = max(1, self.settings.max_connections // workers)
+        # No more shares than run at once: each has a session of its own to open.
+        at_once = min(self.settings.max_connections, cores(self.spark))
+        shares = max(1, at_once // workers)
         by_table: dict[int, list[CopyRange]] = {}
         for piece in ranges:
             by_table.setdefault(piece.table.oid, []).append(piece)

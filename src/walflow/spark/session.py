@@ -27,7 +27,7 @@ from walflow.spark.java import Java, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["make_session", "stop_session", "warm_up"]
+__all__ = ["cores", "make_session", "stop_session", "warm_up"]
 
 _STOP_SECONDS = 20
 
@@ -136,6 +136,14 @@ def warm_up(session: SparkSession) -> None:
     newest.count()
     rows.join(newest, "key", "left").groupBy("n").count().collect()
     newest.unpersist()
+
+
+def cores(session: SparkSession) -> int:
+    """How many tasks run at once, as far as Spark says; 8 where it does not (Spark Connect)."""
+    try:
+        return max(1, session.sparkContext.defaultParallelism)
+    except AttributeError:
+        return 8
 
 
 def stop_session(session: SparkSession) -> None:

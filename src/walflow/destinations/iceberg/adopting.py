@@ -17,7 +17,25 @@ from walflow.model import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["append_files"]
+__all__ = ["append_files", "table_location"]
+
+
+def table_location(spark: SparkSession, name: TableName) -> str:
+    """Where the table is stored, as a path or URI."""
+    table = _loaded(spark, name)
+    if table is not None:
+        return str(table.location())
+    described = spark.sql(f"DESCRIBE TABLE EXTENDED {table_identifier(name)}")
+    return str(described.where("col_name = 'Location'").collect()[-1]["data_type"])
+
+
+def _loaded(spark: SparkSession, name: TableName) -> Any:
+    """The table as an object of Iceberg's; None: there is no bridge."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return None
+    util = jvm.org.apache.iceberg.spark.Spark3Util
+    return util.loadIcebergTable(spark._jsparkSession, table_identifier(name))
 
 
 def append_files(
@@ -27,11 +45,11 @@ def append_files(
 
     The files have the table's column names, but for the exact texts, which they call ``_exact``.
     """
-    jvm: Any = getattr(spark, "_jvm", None)
-    if jvm is None:
+    table = _loaded(spark, name)
+    if table is None:
         return False
+    jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
-    table = iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, table_identifier(name))
     mapping = _name_mapping(iceberg.mapping, table.schema())
     files = iceberg.data.TableMigrationUtil.listPartition(
         jvm.java.util.HashMap(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
-from walflow.destinations.iceberg.adopting import append_files
+from walflow.destinations.iceberg.adopting import append_files, table_location
 from walflow.destinations.iceberg.merge import (
     append_rows,
     kept,
@@ -321,12 +321,11 @@ def _add_files(spark: SparkSession, table: TableSchema, folder: Path) -> None:
 
 def _local_folder(spark: SparkSession, table: TableSchema) -> Path | None:
     """The table's data folder if it is on a file system that this process shares."""
-    described = spark.sql(f"DESCRIBE TABLE EXTENDED {table_identifier(table.name)}")
-    rows = described.where("col_name = 'Location'").collect()
-    location = urlsplit(rows[-1]["data_type"])
-    if location.scheme not in ("", "file") or location.netloc:
+    location = table_location(spark, table.name)
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file") or parts.netloc:
         return None
-    return Path(unquote(location.path) if location.scheme else rows[-1]["data_type"]) / "data"
+    return Path(unquote(parts.path) if parts.scheme else location) / "data"
 
 
 def _in_session(rows: DataFrame, spark: SparkSession) -> DataFrame:
