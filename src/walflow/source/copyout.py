@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,17 +22,22 @@ from psycopg import pq
 
 from walflow.errors import ConnectionLost
 from walflow.source.cells import PADDING, Positions, pad
-from walflow.source.connection import Session, source_error
+from walflow.source.connection import Session
+from walflow.source.protocol import (
+    FRAME_HEADER,
+    frame_starts,
+    is_encrypted,
+    query_frame,
+    server_error,
+)
 from walflow.source.refusals import refusal
 
 __all__ = ["Piece", "PreparationTimeout", "copy_out"]
 
 _SIGNATURE_SIZE = 19
 _TRAILER_SIZE = 2
-_FRAME_HEADER = 5
 _DATA, _ERROR, _READY = b"dEZ"
 _LOOK_SECONDS = 0.2
-_CONTROL_HEAD = struct.Struct("!I").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,7 @@ def copy_out(
     must close the connection.
     """
     patience = _Patience(first_row_seconds, cancelled)
-    encrypted = _is_encrypted(connection)
-    pieces = (_through_libpq if encrypted else _from_socket)(
+    pieces = (_through_libpq if is_encrypted(connection.pgconn) else _from_socket)(
         connection.pgconn, query, doing, piece_bytes, patience
     )
     first = True
@@ -103,23 +106,13 @@ class _Patience:
                 raise PreparationTimeout
 
 
-def _is_encrypted(connection: Session) -> bool:
-    if connection.pgconn.ssl_in_use:
-        return True
-    row = connection.execute(
-        "SELECT coalesce(bool_or(encrypted), false) FROM pg_stat_gssapi"
-        " WHERE pid = pg_backend_pid()"
-    ).fetchone()
-    return row is None or bool(row[0])
-
-
 def _from_socket(
     pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, patience: _Patience
 ) -> Iterator[Piece]:
     wire = socket.socket(fileno=os.dup(pgconn.socket))
     try:
         wire.setblocking(True)
-        wire.sendall(b"Q" + struct.pack("!I", len(query) + 5) + query + b"\0")
+        wire.sendall(query_frame(query))
         patience.wait(pgconn)
         buffer = np.empty(piece_bytes + (64 << 10) + PADDING, np.uint8)
         have = 0
@@ -135,7 +128,8 @@ def _from_socket(
             over = have >= 6 and bytes(buffer[have - 6 : have - 1]) == b"Z\0\0\0\5"
             if have < piece_bytes and not over:
                 continue
-            frames, used = _frames(buffer, have)
+            frames = frame_starts(buffer, 0, have)
+            used = int(frames[-1])
             if used == 0:
                 # One row is larger than the buffer.
                 buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
@@ -150,44 +144,19 @@ def _from_socket(
             whole[used : used + PADDING] = 0
             kinds = whole[frames[:-1]]
             for at in frames[:-1][kinds == _ERROR]:
-                (size,) = _CONTROL_HEAD(whole.data, int(at) + 1)
-                error = whole[int(at) + _FRAME_HEADER : int(at) + 1 + size].tobytes()
+                following = frames[np.searchsorted(frames, at) + 1]
+                error = whole[at + FRAME_HEADER : following].tobytes()
             data = kinds == _DATA
-            yield Piece(whole, frames[:-1][data] + _FRAME_HEADER, frames[1:][data])
+            yield Piece(whole, frames[:-1][data] + FRAME_HEADER, frames[1:][data])
             if over and kinds[-1] == _READY:
                 break
         if error is not None:
-            raise _server_error(error, doing)
+            raise server_error(error, doing)
     except OSError as lost:
         raise ConnectionLost(f"Could not {doing}: {lost}") from lost
     finally:
         wire.setblocking(False)  # the setting is the connection's own: libpq expects it so
         wire.close()
-
-
-def _frames(buffer: npt.NDArray[np.uint8], have: int) -> tuple[Positions, int]:
-    """Where the whole frames start, and (last of them) where the part of one after them does."""
-    view = buffer.data[:have]
-    size_at = struct.Struct("!I").unpack_from
-    starts: list[int] = []
-    append = starts.append
-    at = 0
-    try:
-        while True:
-            append(at)
-            at += 1 + size_at(view, at + 1)[0]
-    except struct.error:
-        pass
-    # The last start is where a size could not be read; the one before may lack its end.
-    while starts[-1] > have:
-        starts.pop()
-    return np.array(starts, np.int64), starts[-1]
-
-
-def _server_error(fields: bytes, doing: str) -> Exception:
-    """An ErrorResponse: fields of a code and a text each."""
-    texts = {field[:1]: field[1:] for field in fields.split(b"\0") if field}
-    return source_error(texts.get(b"M"), texts.get(b"C"), doing)
 
 
 def _through_libpq(

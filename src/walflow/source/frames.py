@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from walflow.source.cells import Positions, pad
 
-__all__ = ["LIVE_HEADER", "FrameBuffer", "Frames"]
+__all__ = ["LIVE_HEADER", "FrameBuffer", "Frames", "through_last_commit"]
 
 COMMIT = ord("C")
 
@@ -37,6 +37,12 @@ class Frames:
 
     def message(self, index: int) -> bytes:
         return self.data[int(self.start[index]) : int(self.end[index])].tobytes()
+
+
+def through_last_commit(data: npt.NDArray[np.uint8], start: Positions) -> int:
+    """How many of the messages that start here there are up to and with the last commit."""
+    commits = np.flatnonzero(data[start] == COMMIT)
+    return int(commits[-1]) + 1 if len(commits) else 0
 
 
 class FrameBuffer:
@@ -64,13 +70,9 @@ class FrameBuffer:
         end = np.cumsum(sizes)
         start = end - sizes + self.header
         bytes_ = np.frombuffer(self.data, np.uint8)
-        commits = np.flatnonzero(bytes_[start] == COMMIT)
+        count = through_last_commit(bytes_, start) or (len(start) if partial else 0)
         del bytes_  # releases the bytearray, which must be free to grow
-        if len(commits):
-            count = int(commits[-1]) + 1
-        elif partial:
-            count = len(start)
-        else:
+        if not count:
             return None
         if count == len(start):
             frames = Frames(pad(self.data), start, end)

@@ -1,16 +1,14 @@
 """The replication connection: slots, and the live stream of the walsender.
 
 It stands on psycopg's binding of libpq, so TLS, authentication and every connection parameter
-are libpq's own. The stream is read by one thread, which does nothing else: replies to keepalives
-leave on time however slow decoding, the disk or a destination may be.
+are libpq's own; how the stream itself comes in is the transport's business. The stream is read by
+one thread, which does nothing else: replies to keepalives leave on time however slow decoding, the
+disk or a destination may be.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import socket
 import struct
 import time
 from dataclasses import dataclass
@@ -23,17 +21,15 @@ from psycopg import pq
 from walflow.errors import ConnectionLost
 from walflow.model import Lsn, quote_identifier
 from walflow.source.connection import connect
-from walflow.source.frames import LIVE_HEADER, FrameBuffer, Frames
+from walflow.source.frames import Frames
 from walflow.source.refusals import refusal
+from walflow.source.transport import Transport, open_transport
 from walflow.source.values import SESSION_OPTIONS
 
 __all__ = ["CreatedSlot", "Replication", "SystemIdentity", "output_options"]
 
 _POSTGRES_EPOCH = 946_684_800_000_000
-_KEEPALIVE_SIZE = 18
 _STATUS_SECONDS = 5.0
-_FLOWING_LOW_WATER = 128 << 10
-_FLOWING_SECONDS = 0.01
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
 
 
@@ -68,18 +64,15 @@ class Replication:
             replication="database",
         )
         self._pgconn = self._connection.pgconn
-        self._socket: socket.socket | None = None
-        self._low_water = 1
-        self._buffer = FrameBuffer(LIVE_HEADER)
+        self._transport: Transport | None = None
         self._last_status = 0.0
+        self._position = Lsn(0)
         self.durable = Lsn(0)
         """Reported as flushed. Any thread may move it on."""
         self.wal_end = Lsn(0)
         """How far the server's log reached when it last said so."""
         self.reply_asked = False
         """Set when the server asked how far we are, as it does before it shuts down."""
-        self.received = Lsn(0)
-        """The newest position seen in a message."""
         self.status_updates = 0
 
     def __enter__(self) -> Self:
@@ -95,9 +88,8 @@ class Replication:
 
     def close(self) -> None:
         """End the connection at once. Repeats safely."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._transport is not None:
+            self._transport.close()
         self._connection.close()
 
     def identify(self) -> SystemIdentity:
@@ -133,13 +125,23 @@ class Replication:
             for name, value in output_options(publication).items()
         )
         command = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position} ({options})"
-        result = self._pgconn.exec_(command.encode())
-        if result.status != pq.ExecStatus.COPY_BOTH:
-            raise refusal(result, f"read the slot {slot}")
-        self._pgconn.nonblocking = 1
-        self._socket = socket.socket(fileno=os.dup(self._pgconn.socket))
-        self.durable = self.received = position
+        self.durable = self._position = position
+        self._transport = open_transport(
+            self._pgconn, command, f"read the slot {slot}", self._keepalive
+        )
         self.send_status()
+
+    @property
+    def _stream(self) -> Transport:
+        if self._transport is None:
+            raise ConnectionLost("the replication stream has not begun")
+        return self._transport
+
+    @property
+    def received(self) -> Lsn:
+        """The newest position seen in a message."""
+        seen = Lsn(0) if self._transport is None else self._transport.received
+        return max(seen, self._position)
 
     def read(self, max_bytes: int, seconds: float) -> Frames | None:
         """Collect messages until ``max_bytes`` are there or the time is over.
@@ -148,75 +150,32 @@ class Replication:
         ended the stream.
         """
         deadline = time.monotonic() + seconds
-        buffer = self._buffer
+        stream = self._stream
         while True:
-            before = len(buffer.data)
-            ended = self._drain(max_bytes)
-            flowing = len(buffer.data) > before
-            if len(buffer.data) >= max_bytes:
-                return buffer.cut(partial=True)
+            before = stream.size
+            ended = stream.take(max_bytes)
+            flowing = stream.size > before
+            if stream.size >= max_bytes:
+                return stream.cut(partial=True)
             if ended:
-                raise self._end_of_stream()
+                raise ConnectionLost(f"the replication stream ended: {stream.reason()}")
             self.keep_alive()
             now = time.monotonic()
             if now >= deadline:
-                return buffer.cut(partial=False)
-            self._wait(deadline - now, flowing=flowing)
+                return stream.cut(partial=False)
+            stream.wait(min(deadline - now, _STATUS_SECONDS), flowing=flowing)
 
-    def _drain(self, max_bytes: int) -> bool:
-        """Take the messages that libpq has, up to the limit. True at the end of the stream."""
-        buffer = self._buffer
-        data, append, get = buffer.data, buffer.lengths.append, self._pgconn.get_copy_data
-        room = max_bytes - len(data)
-        try:
-            while room > 0:
-                size, message = get(1)
-                if size > _KEEPALIVE_SIZE:
-                    data += message
-                    append(size)
-                    room -= size
-                elif size == _KEEPALIVE_SIZE:
-                    self._keepalive(message)
-                else:
-                    return size < 0
-        except psycopg.Error as error:
-            raise ConnectionLost(f"the replication stream broke: {error}") from error
-        finally:
-            if buffer.lengths:
-                last = len(data) - buffer.lengths[-1]
-                self.received = Lsn(int.from_bytes(data[last + 9 : last + 17], "big"))
-        return False
-
-    def _keepalive(self, message: memoryview) -> None:
-        end, _clock, reply = struct.unpack_from("!QqB", message, 1)
-        self.wal_end = Lsn(end)
+    def _keepalive(self, end: Lsn, reply: bool) -> None:
+        self.wal_end = end
         if reply:
             self.reply_asked = True
-            self.send_status()
-
-    def _wait(self, seconds: float, *, flowing: bool) -> None:
-        """Sleep until there is something to read, then let libpq read it.
-
-        While messages flow, a few milliseconds' worth of them is waited for: the walsender sends
-        each by itself, and waking for each costs more than all else that is done with it.
-        """
-        if self._socket is None:
-            raise ConnectionLost("the replication stream was closed")
-        low_water = _FLOWING_LOW_WATER if flowing else 1
-        if low_water != self._low_water:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-            self._low_water = low_water
-        longest = _FLOWING_SECONDS if flowing else _STATUS_SECONDS
-        select.select([self._socket], [], [], max(0.0, min(seconds, longest)))
-        try:
-            self._pgconn.consume_input()
-        except psycopg.Error as error:
-            raise ConnectionLost(f"the replication stream broke: {error}") from error
+            if self._transport is not None:
+                self.send_status()
 
     @property
     def pending(self) -> bool:
         """Whether messages were read that have not been handed over yet."""
-        return bool(self._buffer.lengths)
+        return self._stream.size > 0
 
     def keep_alive(self) -> None:
         """Say that we live, if that is due: for a reader that pauses."""
@@ -235,39 +194,14 @@ class Replication:
             int(time.time() * 1e6) - _POSTGRES_EPOCH,
             ask_for_reply,
         )
-        try:
-            self._pgconn.put_copy_data(message)
-            self._pgconn.flush()
-        except psycopg.Error as error:
-            raise ConnectionLost(f"the replication stream broke: {error}") from error
+        self._stream.send(message)
         self._last_status = time.monotonic()
         self.status_updates += 1
-
-    def _end_of_stream(self) -> ConnectionLost:
-        """The reason the server gave: a FATAL, or a plain end (it is shutting down)."""
-        reason = "the server ended the stream"
-        with contextlib.suppress(psycopg.Error):
-            while (result := self._pgconn.get_result()) is not None:
-                if result.error_message:
-                    reason = result.error_message.decode(errors="replace").strip()
-        return ConnectionLost(f"the replication stream ended: {reason}")
 
     def stop(self, seconds: float = 5.0) -> None:
         """End the stream in order: last status, CopyDone, drain; then close. Never raises for a
         connection that is gone already."""
-        deadline = time.monotonic() + seconds
         with contextlib.suppress(psycopg.Error, ConnectionLost, OSError):
             self.send_status()
-            self._pgconn.put_copy_end()
-            while self._pgconn.flush() and time.monotonic() < deadline:
-                select.select([], [self._pgconn.socket], [], 0.1)
-            if self._socket is not None:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            while time.monotonic() < deadline:
-                size, _ = self._pgconn.get_copy_data(1)
-                if size < 0:
-                    break
-                if size == 0:
-                    select.select([self._pgconn.socket], [], [], 0.1)
-                    self._pgconn.consume_input()
+            self._stream.finish(time.monotonic() + seconds)
         self.close()
