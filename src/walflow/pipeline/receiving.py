@@ -24,6 +24,9 @@ __all__ = ["Receiver", "Source"]
 
 _HAND_OVER_BYTES = 4 << 20
 _LIVE_SECONDS = 0.05
+_BUSY_BYTES = 512 << 10
+_BUSY_SECONDS = 0.2
+"""While much comes in, larger hand-overs save more than they delay."""
 _ASK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _ADVANCE_BULK_BYTES = 1 << 30
@@ -142,6 +145,7 @@ class Receiver:
 
     def _follow(self, replication: Replication) -> None:
         writer = self._writer
+        patience = _LIVE_SECONDS
         while not self._stop.is_set():
             writer.check()
             replication.durable = writer.durable
@@ -152,7 +156,9 @@ class Receiver:
                 self._stop.wait(_PAUSE_SECONDS)
                 continue
             self._metrics.memory_backpressure.set(0)
-            frames = replication.read(_HAND_OVER_BYTES, _LIVE_SECONDS)
+            frames = replication.read(_HAND_OVER_BYTES, patience)
+            busy = frames is not None and frames.size >= _BUSY_BYTES
+            patience = _BUSY_SECONDS if busy else _LIVE_SECONDS
             self.wal_end = max(self.wal_end, replication.wal_end, replication.received)
             if frames is not None:
                 writer.put(frames)
