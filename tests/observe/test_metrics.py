@@ -18,7 +18,6 @@ NAMES = [
     "bytes_processed_total",
     "replication_messages_total",
     "transactions_total",
-    "transaction_duration_seconds",
     "transaction_size",
     "batch_items_send_duration_seconds",
     "apply_loop_received_lag_bytes",

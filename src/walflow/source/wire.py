@@ -26,18 +26,11 @@ from walflow.source.refusals import refusal
 from walflow.source.transport import Transport, open_transport
 from walflow.source.values import SESSION_OPTIONS
 
-__all__ = ["CreatedSlot", "Replication", "SystemIdentity", "output_options"]
+__all__ = ["CreatedSlot", "Replication", "output_options"]
 
 _POSTGRES_EPOCH = 946_684_800_000_000
 _STATUS_SECONDS = 5.0
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
-
-
-@dataclass(frozen=True, slots=True)
-class SystemIdentity:
-    system_id: str
-    timeline: int
-    position: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +84,6 @@ class Replication:
         if self._transport is not None:
             self._transport.close()
         self._connection.close()
-
-    def identify(self) -> SystemIdentity:
-        row = self._command("IDENTIFY_SYSTEM", "identify the server")
-        return SystemIdentity(row["systemid"], int(row["timeline"]), Lsn.parse(row["xlogpos"]))
 
     def create_slot(self, name: str, *, temporary: bool = False) -> CreatedSlot:
         """Make a logical slot and export the snapshot of the moment from which it streams."""
