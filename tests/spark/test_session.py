@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from walflow.spark.session import jvm_ended_error
+
 PROGRAM = """
 import json, sys, os
 import walflow.spark.session as sessions
@@ -92,3 +94,58 @@ def test_a_jvm_that_does_not_start_says_why() -> None:
     last = ran.stderr.strip().splitlines()[-1]
     assert last.startswith("walflow.errors.SparkError: the JVM did not start")
     assert "MaxDirectMemorySize" in last
+
+
+SECRET = "hunter2hunter2"
+SECRET_AND_DEATH = f"""
+import json
+import psutil
+import walflow.spark.session as sessions
+from walflow.config import SparkSettings
+
+settings = SparkSettings(master="local[1]", driver_memory="512m",
+                         conf={{"spark.hadoop.fs.s3a.secret.key": {SECRET!r}}})
+spark = sessions.make_session(settings)
+(jvm,) = psutil.Process().children()
+hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+found = {{
+    "command": jvm.cmdline(),
+    "secret": hadoop.get("fs.s3a.secret.key"),
+    "running": sessions.jvm_ended(),
+}}
+jvm.kill()
+found["ended"] = sessions.jvm_ended(10)
+sessions.stop_session(spark)
+found["stopped"] = sessions.jvm_ended()
+spark = sessions.make_session(settings)
+found["again"] = spark.range(3).count()
+sessions.stop_session(spark)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.spark
+def test_secrets_stay_off_the_command_line_and_a_dead_jvm_is_told(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", SECRET_AND_DEATH],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = json.loads(ran.stdout)
+    command = " ".join(found["command"])
+    assert "spark.driver.memory=512m" in command
+    assert SECRET not in command
+    assert found["secret"] == SECRET
+    assert (found["running"], found["ended"], found["stopped"]) == (None, -9, None)
+    assert found["again"] == 3
+    assert not list(tmp_path.glob("walflow-spark-*"))
+
+
+def test_a_jvm_that_ended_says_what_to_do() -> None:
+    error = jvm_ended_error(3)
+    assert error.message == "the JVM ended (exit code 3)"
+    assert "spark.driver_memory" in error.hint

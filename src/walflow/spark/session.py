@@ -27,9 +27,29 @@ from walflow.spark.java import Java, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["cores", "make_session", "stop_session", "warm_up"]
+__all__ = ["cores", "jvm_ended", "jvm_ended_error", "make_session", "stop_session", "warm_up"]
 
 _STOP_SECONDS = 20
+_STDERR = 2
+# Between a connection that breaks and a process that has ended.
+_DYING_SECONDS = 5
+
+# What must be known before there is a JVM to tell it to. Everyone on the machine can read it (ps),
+# so all else, in which secrets may be, goes to the running JVM.
+_LAUNCH_NAMES = (
+    "spark.master",
+    "spark.app.name",
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+)
+_LAUNCH_ROOMS = (
+    "spark.driver.",
+    "spark.jars.",
+    "spark.submit.",
+    "spark.kerberos.",
+    "spark.log.",
+)
 
 _DEFAULTS: Mapping[str, str] = {
     "spark.app.name": "walflow",
@@ -146,8 +166,26 @@ def cores(session: SparkSession) -> int:
         return 8
 
 
+def jvm_ended(seconds: float = 0) -> int | None:
+    """The exit code of the session's JVM if it has ended by itself; None while it runs, or where
+    there is none of ours. Waits up to ``seconds`` for one that is about to end.
+    """
+    started = _started
+    return None if started is None else _exit_code(started.process, seconds)
+
+
+def jvm_ended_error(exit_code: int) -> SparkError:
+    """What to raise instead of the connection errors that a dead JVM leaves behind."""
+    return SparkError(
+        f"the JVM ended (exit code {exit_code})",
+        hint="It probably had too little memory: raise spark.driver_memory"
+        " (--set spark.driver_memory=4g), or see with --debug what it prints.",
+    )
+
+
 def stop_session(session: SparkSession) -> None:
-    """Stop Spark and end the JVM; returns when its process is gone. Harmless when repeated."""
+    """Stop Spark and end the JVM; returns when its process is gone. Harmless when repeated, and
+    when the JVM has ended by itself."""
     global _started
     with _lock:
         if _started is None:
@@ -155,7 +193,7 @@ def stop_session(session: SparkSession) -> None:
         started, _started = _started, None
         atexit.unregister(stop_session)
         try:
-            _forget(session)
+            _forget(session, started.process)
         finally:
             _end(started.process)
             shutil.rmtree(started.folder, ignore_errors=True)
@@ -219,7 +257,8 @@ def _start(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    full = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    launch = SparkConf(loadDefaults=False).setAll(list(_launch_conf(conf).items()))
     printed = folder / "jvm.log"
     with (
         _environment(
@@ -237,7 +276,7 @@ def _start(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                spark_conf, _output_to(None if debug else output)
+                launch, _output_to(None if debug else output)
             )
         except Exception as error:
             raise SparkError(
@@ -246,17 +285,29 @@ def _start(
             ) from error
         process: subprocess.Popen[bytes] = gateway.proc
         try:
-            context = SparkContext(conf=spark_conf, gateway=gateway)
+            context = SparkContext(conf=full, gateway=gateway)
             context.setLogLevel("WARN" if debug else "ERROR")
             return SparkSession(context), process
         except BaseException as error:
-            _forget(None)
+            ended = _exit_code(process, _DYING_SECONDS if _is_broken_connection(error) else 0)
+            _forget(None, process)
             _end(process)
+            if isinstance(error, Exception) and ended is not None:
+                raise jvm_ended_error(ended) from error
             if isinstance(error, Exception):
                 raise SparkError(
                     f"the Spark session did not start: {_first_line(error)}"
                 ) from error
             raise
+
+
+def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """What goes on the JVM's command line."""
+    return {
+        name: value
+        for name, value in conf.items()
+        if name in _LAUNCH_NAMES or name.startswith(_LAUNCH_ROOMS)
+    }
 
 
 @contextmanager
@@ -275,28 +326,62 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _output_to(output: IO[bytes] | None) -> dict[str, Any]:
-    return {} if output is None else {"stdout": output, "stderr": output}
+    """Without a file, all goes to stderr: what commands print on stdout is for other programs."""
+    if output is None:
+        return {"stdout": _STDERR}
+    return {"stdout": output, "stderr": output}
 
 
-def _forget(session: SparkSession | None) -> None:
+def _forget(session: SparkSession | None, process: subprocess.Popen[bytes]) -> None:
     """Stop the context and drop what PySpark keeps of the JVM, so that another may be started."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     gateway = SparkContext._gateway
     try:
-        if session is not None:
-            session.stop()
-        elif SparkContext._active_spark_context is not None:
-            SparkContext._active_spark_context.stop()
+        with _tolerating_a_dead(process):
+            if session is not None:
+                session.stop()
+            elif SparkContext._active_spark_context is not None:
+                SparkContext._active_spark_context.stop()
     finally:
         if gateway is not None:
-            gateway.shutdown()
+            with _tolerating_a_dead(process):
+                gateway.shutdown()
         SparkContext._gateway = None
         SparkContext._jvm = None
         SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = None
         SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
+
+
+@contextmanager
+def _tolerating_a_dead(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A JVM that has ended cannot be told to stop: that would only hide why it has ended."""
+    try:
+        with warnings.catch_warnings():
+            if _exit_code(process, 0) is not None:
+                # PySpark's own words for the same.
+                warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+    except Exception as error:
+        if not _is_broken_connection(error) or _exit_code(process, _DYING_SECONDS) is None:
+            raise
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+
+    # What Java itself has thrown came over a connection that works.
+    return isinstance(error, Py4JError | OSError) and not isinstance(error, Py4JJavaError)
+
+
+def _exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """None if it still runs after the seconds."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
