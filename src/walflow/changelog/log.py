@@ -206,6 +206,14 @@ class ChangeLog:
         head = self._head
         return position >= head.start and head.retired.get(table, 0) <= position
 
+    def break_off(self, table: int) -> None:
+        """From here on not every change of the table is in the log: no position covers it."""
+        with self._retiring, disk_errors(self.folder):
+            retired = {**self._head.retired, table: Lsn(self._end + 1)}
+            head = replace(self._head, retired=retired)
+            head.store(self.folder)
+            self._head = head
+
     def retire(self, upto: Lsn, older_than: float) -> int:
         """Remove the segments that end at or before ``upto`` and were sealed longer ago than that.
 
@@ -230,7 +238,8 @@ class ChangeLog:
             self._retired_at = time.monotonic()
             retired = dict(self._head.retired)
             for segment in gone:
-                retired.update((file.table, segment.span.upto) for file in segment.files)
+                for file in segment.files:
+                    retired[file.table] = max(retired.get(file.table, Lsn(0)), segment.span.upto)
             # Readers must learn that it is gone before it goes.
             head = replace(self._head, first=gone[-1].sequence + 1, retired=retired)
             head.store(self.folder)

@@ -56,8 +56,10 @@ class Applier:
 
         Repeats safely: a destination that knows its position skips what it has.
         """
+        # In this order: a segment that is sealed in between must not count as applied.
+        end = self.log.end
         segments = self.log.segments(after)
-        upto = segments[-1].span.upto if segments else self.log.end
+        upto = segments[-1].span.upto if segments else end
         waiting: dict[int, _Waiting] = {}
         outgrown: set[int] = set()
         for segment in segments:
@@ -89,25 +91,33 @@ class Applier:
         if not schema.same_form(state.schema):
             outgrown.add(file.table)
             return
+        if file.stats.incomplete:
+            _logger.warning(
+                "a row came to match the row filter, and Postgres did not send all of it; "
+                "the table is copied again (REPLICA IDENTITY FULL avoids this)",
+                table=str(state.name),
+            )
+            outgrown.add(file.table)
+            return
         table = waiting.setdefault(file.table, _Waiting(state.schema))
         table.files.append(file)
         table.stats += file.stats
 
     def _write(self, span: Span, waiting: dict[int, _Waiting]) -> None:
         began = time.monotonic()
-        events = Events(span, tuple(self._changes(table) for table in waiting.values()))
+        events = Events(span, tuple(self._changes(table, span.after) for table in waiting.values()))
         self.destination.write_events(events)
         seconds = time.monotonic() - began
         for table in waiting.values():
             self.metrics.batch_send_duration(table.schema.name).observe(seconds)
 
-    def _changes(self, table: _Waiting) -> TableChanges:
+    def _changes(self, table: _Waiting, after: Lsn) -> TableChanges:
         state = self.tables.get(table.schema.oid)
         assert state is not None
         files = tuple(str(self.log.folder / file.path) for file in table.files)
         # A segment may begin before the snapshot that the table was copied under.
         changes = TableChanges(table.schema, files, table.stats, self.spark)
-        return changes.since(state.position)
+        return changes if state.position <= after else changes.since(state.position)
 
     def _applied(self, state: TableState, table: _Waiting | None, upto: Lsn) -> None:
         count = 0 if table is None else table.stats.rows

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,24 +17,23 @@ import tenacity
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
-from walflow.destinations.base import Positioned
-from walflow.errors import DestinationError, SourceError, WalflowError
-from walflow.model import Lsn, Phase
+from walflow.errors import DestinationError, Stopped, WalflowError
+from walflow.model import Lsn
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.applying import Applier
 from walflow.pipeline.describing import Describer
+from walflow.pipeline.joining import Joiner, NewSlot
 from walflow.pipeline.receiving import Receiver, Source
 from walflow.pipeline.syncing import Copier
 from walflow.pipeline.tables import Tables, TableState
 from walflow.pipeline.writing import LogWriter
-from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.catalog import published_tables
 from walflow.source.connection import connect
 from walflow.source.pgoutput import Decoder
 from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
 from walflow.source.slots import drop_slot
-from walflow.source.snapshot import keep_snapshot
-from walflow.source.wire import CreatedSlot, Replication
+from walflow.source.wire import Replication
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +85,8 @@ class Pipeline:
         self._error: BaseException | None = None
         self._worker = threading.Thread(target=self._work, name="walflow-apply", daemon=True)
         self._cleanup = ExitStack()
-        self._created: tuple[Replication, CreatedSlot] | None = None
+        self._new_slot: NewSlot | None = None
+        self._joiner: Joiner
         self._log: ChangeLog
         self._receiver: Receiver
         self._destination: OpenDestination
@@ -138,12 +138,15 @@ class Pipeline:
         )
         self._cleanup.callback(self._log.close)
         self.stage = "starting Spark"
-        self._destination = open_destination(settings, identity.system_id)
-        self.stage = "making the slot"
+        self._destination = open_destination(
+            settings, f"{identity.system_id}/{found.server.database}"
+        )
         self._cleanup.callback(self._destination.close)
+        self._check_stopped()
         if found.publication is None:
             self._make_publication(found)
         if confirmed is None:
+            self.stage = "making the slot"
             self._make_slot()
         elif confirmed > self._log.end:
             _logger.warning(
@@ -176,15 +179,25 @@ class Pipeline:
         _logger.info("made the publication", publication=self.settings.source.publication)
 
     def _make_slot(self) -> None:
+        with connect(self._uri, application_name=self._application) as connection:
+            published = published_tables(
+                connection, self.settings.source.publication, self.settings.types
+            )
         replication = Replication(self._uri, application_name=self._application)
         self._cleanup.callback(replication.close)
-        created = replication.create_slot(self.settings.slot)
+        created = replication.create_slot(self.settings.slot, cancelled=self._stop.is_set)
         self._cleanup.callback(self._drop_unused_slot)
-        self._created = replication, created
+        before = frozenset(table.schema.oid for table in published)
+        self._new_slot = NewSlot(replication, created, before)
         self._log.restart(created.consistent_point)
         _logger.info(
             "made the slot", slot=self.settings.slot, position=str(created.consistent_point)
         )
+        self._check_stopped()
+
+    def _check_stopped(self) -> None:
+        if self._stop.is_set():
+            raise Stopped("told to stop while starting")
 
     def _drop_unused_slot(self) -> None:
         """A slot that this start made and that no copied table needs would only hold the
@@ -235,6 +248,19 @@ class Pipeline:
             settings.copying,
         )
         self._applier = Applier(spark, self._log, destination, self.tables, self._metrics)
+        self._joiner = Joiner(
+            self._uri,
+            self._application,
+            settings.slot,
+            settings.source.publication,
+            settings.types,
+            self._log,
+            destination,
+            self.tables,
+            self._copier,
+            self._metrics,
+            self._stop,
+        )
         writer.start()
         self._receiver.start()
         self._cleanup.callback(self._receiver.stop)
@@ -317,8 +343,10 @@ class Pipeline:
         """
         self._stop.set()
         while self._worker.is_alive():
-            if not self._following.is_set():
-                self.spark.sparkContext.cancelAllJobs()
+            if self._joiner.copying.is_set():
+                # A JVM that is gone has no jobs; what it was asked for fails by itself.
+                with contextlib.suppress(Exception):
+                    self.spark.sparkContext.cancelAllJobs()
             self._worker.join(_IDLE_SECONDS)
         self._cleanup.close()
         if self._error is None:
@@ -328,8 +356,7 @@ class Pipeline:
 
     def _work(self) -> None:
         try:
-            self._adopt_known_tables()
-            self._copy_missing()
+            self._joiner.begin(self._new_slot)
             position = self.tables.applied() or self._log.start
             self._following.set()
             while not self._stop.is_set():
@@ -338,98 +365,15 @@ class Pipeline:
                 if self._log.end > position:
                     position = self._round(position)
                 self._retire(position)
+                self._joiner.look()
                 self.status()  # for the metrics, whether or not anyone looks
         except BaseException as error:  # raised again by check() in the caller's thread
             # A copy that shutdown breaks off fails in whatever way it was in.
-            broken_off = self._stop.is_set() and not self._following.is_set()
+            broken_off = self._stop.is_set() and self._joiner.copying.is_set()
             if not broken_off and (not self._stop.is_set() or isinstance(error, WalflowError)):
                 self._error = error
         finally:
             self._stop.set()
-
-    def _adopt_known_tables(self) -> None:
-        """Which tables the destination has already, and up to where."""
-        for table in self._published():
-            position = self._known_position(table)
-            if position is None:
-                self.tables.put(TableState(table.schema))
-            else:
-                schema = self._log.latest_schema(table.schema.oid)
-                assert schema is not None
-                self.tables.put(TableState(schema, Phase.CATCHUP, position))
-
-    def _known_position(self, table: PublishedTable) -> Lsn | None:
-        """Where to go on with a table; None if it must be copied."""
-        destination = self._destination.destination
-        if not isinstance(destination, Positioned):
-            return None
-        position = destination.applied(table.schema)
-        known = self._log.latest_schema(table.schema.oid)
-        if position is None or known is None or known.name != table.schema.name:
-            return None
-        if not self._log.covers(table.schema.oid, position):
-            _logger.warning(
-                "changes are missing in the log; the table is copied again",
-                table=str(table.name),
-                position=str(position),
-            )
-            return None
-        return position
-
-    def _published(self) -> list[PublishedTable]:
-        with connect(self._uri, application_name=self._application) as connection:
-            return published_tables(
-                connection, self.settings.source.publication, self.settings.types
-            )
-
-    def _copy_missing(self) -> None:
-        """Copy every table that is not followed yet, under new snapshots as long as it takes."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_worth_retrying),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
-            ),
-            wait=tenacity.wait_exponential(0.5, 10) + tenacity.wait_random(0, 0.5),
-            sleep=self._sleep,
-            before_sleep=lambda state: self._tell("copy", state),
-            reraise=True,
-        )
-        retrying(self._copy_once)
-
-    def _copy_once(self) -> None:
-        if all(state.followed for state in self.tables.all()) or self._stop.is_set():
-            return
-        replication, created = self._snapshot()
-        try:
-            keeper = keep_snapshot(
-                self._uri, created.snapshot, application_name=f"{self._application} snapshot"
-            )
-        finally:
-            replication.close()
-        with keeper:
-            missing = [table for table in self._published() if not self._followed(table)]
-            self._copier.copy(missing, keeper, created.consistent_point)
-
-    def _followed(self, table: PublishedTable) -> bool:
-        state = self.tables.get(table.schema.oid)
-        if state is None:
-            self.tables.put(TableState(table.schema))
-            return False
-        return state.followed
-
-    def _snapshot(self) -> tuple[Replication, CreatedSlot]:
-        """The slot's own snapshot the first time, then those of temporary slots."""
-        if self._created is not None:
-            first, self._created = self._created, None
-            return first
-        replication = Replication(self._uri, application_name=self._application)
-        try:
-            return replication, replication.create_slot(
-                f"{self.settings.slot[:40]}_copy_{time.time_ns() % 10**9}", temporary=True
-            )
-        except BaseException:
-            replication.close()
-            raise
 
     def _round(self, position: Lsn) -> Lsn:
         retrying = tenacity.Retrying(
@@ -441,12 +385,12 @@ class Pipeline:
             ),
             wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
             sleep=self._sleep,
-            before_sleep=lambda state: self._tell("apply", state),
+            before_sleep=self._tell,
             reraise=True,
         )
         done = retrying(self._applier.apply, position)
         if done.outgrown:
-            self._rejoin(done.outgrown)
+            self._joiner.rejoin(done.outgrown)
         return done.upto
 
     def _retire(self, position: Lsn) -> None:
@@ -454,26 +398,11 @@ class Pipeline:
         age = self.settings.log.retain_seconds if self._log.has_room else 0
         self._log.retire(position, age)
 
-    def _rejoin(self, outgrown: Collection[int]) -> None:
-        """Tables that appeared or changed their form start over with a copy."""
-        published = {table.schema.oid: table for table in self._published()}
-        for oid in outgrown:
-            if oid in published:
-                _logger.info("copying a new or changed table", table=str(published[oid].name))
-                self.tables.put(TableState(published[oid].schema))
-            else:
-                self.tables.forget(oid)
-        self._copy_missing()
-
     def _sleep(self, seconds: float) -> None:
         self._stop.wait(seconds)
 
-    def _tell(self, worker: str, state: tenacity.RetryCallState) -> None:
+    def _tell(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if error is not None:
-            self._metrics.worker_failed(worker, error)
-        _logger.warning(f"{worker} failed; trying again", error=str(error))
-
-
-def _worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, SourceError | DestinationError) and error.retry
+            self._metrics.worker_failed("apply", error)
+        _logger.warning("a round failed; trying again", error=str(error))

@@ -12,12 +12,14 @@ import structlog
 import tenacity
 
 from walflow.changelog import ChangeLog
-from walflow.errors import NoFreeSlot, SourceError, WalflowError
+from walflow.errors import NoFreeSlot, SlotLost, SourceError, WalflowError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.writing import LogWriter
 from walflow.source.backlog import Backlog, advance_slot, backlog_bytes
-from walflow.source.connection import connect
+from walflow.source.connection import Session, connect
+from walflow.source.publication import read_publication
+from walflow.source.slots import read_slot
 from walflow.source.wire import Replication
 
 __all__ = ["Receiver", "Source"]
@@ -183,12 +185,37 @@ class Receiver:
             replication.send_status(ask_for_reply=True)
             self._writer.advance(replication.wal_end)
 
+    def _check_source(self, connection: Session) -> None:
+        """Between two connections the source may have become another one."""
+        source = self._source
+        read_publication(connection, source.publication)
+        slot = read_slot(connection, source.slot)
+        if not slot.exists or slot.confirmed_flush is None or slot.invalidation is not None:
+            raise SlotLost(
+                f'The replication slot "{source.slot}" is gone or was invalidated.',
+                hint="Start the pipeline again: it makes a new slot and copies the tables again.",
+            )
+        if slot.confirmed_flush > self._log.end:
+            raise SlotLost(
+                f'Someone else has read the replication slot "{source.slot}" up to '
+                f"{slot.confirmed_flush}: changes since {self._log.end} are missing.",
+                hint="Start the pipeline again: it copies again what is missing.",
+            )
+        if backlog_bytes(connection, self._log.end) < 0:
+            raise SlotLost(
+                f"The server's log ends before {self._log.end}, which was read already: it was "
+                "restored, or another server took over without all that its predecessor had.",
+                hint=f"Drop the slot (SELECT pg_drop_replication_slot('{source.slot}');) and start "
+                "the pipeline again: it copies the tables again.",
+            )
+
     def _has_room(self) -> bool:
         return self._writer.has_room and self._log.has_room
 
     def _read_backlog(self) -> None:
         source = self._source
         with connect(source.uri, application_name=source.application_name) as connection:
+            self._check_source(connection)
             if backlog_bytes(connection, self._log.end) < source.backlog_bytes:
                 return
             advance_slot(connection, source.slot, self._log.end)

@@ -90,7 +90,8 @@ class Copier:
         at: Lsn,
         shares: int,
     ) -> None:
-        schema = replace(table.schema, version=at)
+        # Before the position, as is every form of which the destination has rows.
+        schema = replace(table.schema, version=Lsn(at - 1))
         began = time.monotonic()
         self.tables.update(
             schema.oid, schema=schema, phase=Phase.DATA_SYNC, rows_expected=table.rows

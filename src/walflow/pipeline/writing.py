@@ -181,8 +181,8 @@ class LogWriter:
                     self._done(unsealed, 0)
                     unsealed = 0
         except BaseException as error:  # handed to the receiving thread, which raises it
-            self._segment.abandon()
             self.error = error
+            self._segment.abandon()
 
     @property
     def _fill_seconds(self) -> float:

@@ -21,7 +21,7 @@ from typing import Self
 from psycopg import sql
 
 from walflow.model import Lsn
-from walflow.source.connection import Session, connect, source_errors
+from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 from walflow.source.copyout import PreparationTimeout, copy_out
 from walflow.source.frames import Frames
 from walflow.source.values import SESSION_OPTIONS
@@ -37,10 +37,7 @@ _STALE_CHUNKS = 4
 """How many chunks the oldest running transaction may stay behind before the walsender is better."""
 _ROW_HEADER = 6
 """Bytes before a message in a row with one column: field count, length."""
-_OPTIONS = (
-    "-c work_mem=128MB -c logical_decoding_work_mem=256MB -c statement_timeout=0 "
-    "-c idle_in_transaction_session_timeout=0"
-)
+_OPTIONS = "-c work_mem=128MB -c logical_decoding_work_mem=256MB"
 
 
 @source_errors("measure the backlog")
@@ -75,10 +72,15 @@ class Backlog:
         )
         self._publication = publication
         self._cursor = f"{slot[:48]}_bulk_{self._connection.info.backend_pid}"
-        with source_errors("copy the slot for reading in bulk"):
-            self._connection.execute(
-                "SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, self._cursor]
-            )
+        try:
+            with source_errors("copy the slot for reading in bulk"):
+                lift_timeouts(self._connection)
+                self._connection.execute(
+                    "SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, self._cursor]
+                )
+        except BaseException:
+            self.close()
+            raise
         self.exhausted = False
         """No chunk is worth reading any more: hand over to the walsender."""
 

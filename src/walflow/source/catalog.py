@@ -44,6 +44,16 @@ RESERVED_COLUMNS = frozenset(
         "_old",
         "_exact",
         "_EXACT",
+        # Iceberg's metadata columns: a table that has one cannot be scanned.
+        "_file",
+        "_pos",
+        "_deleted",
+        "_spec_id",
+        "_partition",
+        "_row_id",
+        "_last_updated_sequence_number",
+        "_change_ordinal",
+        "_commit_snapshot_id",
     }
 )
 """Names that the change log and the destinations' tables need for themselves."""

@@ -38,6 +38,7 @@ __all__ = [
     "connect",
     "connection_failure",
     "connection_string",
+    "lift_timeouts",
     "redact",
     "replication_hint",
     "source_error",
@@ -52,6 +53,8 @@ _DEFAULTS = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # Keepalives are for quiet connections; this is for one that says something and gets no answer.
+    "tcp_user_timeout": "60000",
 }
 
 _URI_HINT = (
@@ -82,6 +85,12 @@ _MEANINGS: tuple[tuple[type[SourceError], tuple[str, ...], str, str | None], ...
     (NoFreeSender, ("53300",), "wal_senders", None),
     (CannotConnect, ("53300",), "", "The server has no connection left: raise max_connections."),
     (WalLevelNotLogical, ("55000",), "wal_level", None),
+    (
+        CannotConnect,
+        ("55000",),
+        "recovery is in progress",
+        "The server is a standby, or on its way up.",
+    ),
     (SlotLost, ("42704",), "replication slot", _SLOT_LOST_HINT),
     (SlotLost, ("55000", "58P01"), "slot|WAL segment", _SLOT_LOST_HINT),
     (PublicationMissing, ("42704",), "publication", "Create it: CREATE PUBLICATION …;"),
@@ -213,6 +222,15 @@ def source_errors(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise source_error(str(error), error.sqlstate, doing) from error
+
+
+def lift_timeouts(connection: Session) -> None:
+    """A role's or the server's timeouts must not end a copy that takes hours."""
+    names = ["statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
+    if connection.info.server_version >= 170000:
+        names.append("transaction_timeout")
+    for name in names:
+        connection.execute(f"SET {name} = 0")
 
 
 def _one_line(text: object) -> str:

@@ -7,6 +7,7 @@ same values whichever way it came.
 from __future__ import annotations
 
 import contextlib
+import errno
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from psycopg import sql
 
-from walflow.errors import SnapshotLost, WalflowError
+from walflow.errors import DiskFull, LogError, SnapshotLost, WalflowError
 from walflow.model import Column, TableSchema
 from walflow.source.cells import Cells
-from walflow.source.connection import Session, connect
+from walflow.source.connection import Session, connect, lift_timeouts, source_error
 from walflow.source.copyout import Piece, copy_out
 from walflow.source.sparse import EXACT_TYPE, exact_map
-from walflow.source.values import SESSION_OPTIONS, from_binary
+from walflow.source.values import from_binary
 
 __all__ = [
     "RESULT_SCHEMA",
@@ -40,7 +41,6 @@ _PIECE_BYTES = 4 << 20
 """Decoded at once: more falls out of the processor's caches, less costs calls."""
 _GROUP_BYTES = 64 << 20
 """A Parquet row group, before compression."""
-_OPTIONS = "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
 _UNDEFINED_OBJECT = "42704"
 _INVALID_PARAMETER = "22023"
 
@@ -56,12 +56,9 @@ class CopiedFile:
 
 def snapshot_session(uri: str, snapshot: str, *, application_name: str) -> Session:
     """A session that sees the source as the exported snapshot does."""
-    connection = connect(
-        uri,
-        application_name=application_name,
-        options=f"{SESSION_OPTIONS} {_OPTIONS}",
-    )
+    connection = connect(uri, application_name=application_name)
     try:
+        lift_timeouts(connection)
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
     except psycopg.Error as error:
@@ -71,7 +68,7 @@ def snapshot_session(uri: str, snapshot: str, *, application_name: str) -> Sessi
                 f"the copy's snapshot {snapshot} is gone",
                 hint="The session that held it ended. Start again: finished tables are kept.",
             ) from error
-        raise
+        raise source_error(str(error), error.sqlstate, "take over the copy's snapshot") from error
     return connection
 
 
@@ -242,6 +239,8 @@ class RangeReader:
                         yield _result(copied, None)
                 except WalflowError as error:
                     yield _result(None, error)
+                except OSError as error:
+                    yield _result(None, _disk_error(error, self.folder))
 
     def _copy(self, ranges: tuple[tuple[int, str], ...]) -> Iterator[CopiedFile]:
         with snapshot_session(
@@ -254,6 +253,11 @@ class RangeReader:
                 )
                 if copied is not None:
                     yield copied
+
+
+def _disk_error(error: OSError, folder: str) -> WalflowError:
+    kind = DiskFull if error.errno == errno.ENOSPC else LogError
+    return kind(f"a copy could not be written to {folder}: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ connections go through libpq. Both give the same pieces.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import pq
 
-from walflow.errors import ConnectionLost
+from walflow.errors import ConnectionLost, SourceError
 from walflow.source.cells import PADDING, Positions, pad
 from walflow.source.connection import Session
 from walflow.source.protocol import (
@@ -121,9 +122,9 @@ def _from_socket(
             room = buffer.data[have : len(buffer) - PADDING]
             got = wire.recv_into(room)
             del room
-            if got == 0:
-                raise ConnectionLost(f"Could not {doing}: the server closed the connection.")
             have += got
+            if got == 0:
+                raise _closed(buffer, have, doing)
             # A frame of type Z ends the answer, and is the last thing that the server sends.
             over = have >= 6 and bytes(buffer[have - 6 : have - 1]) == b"Z\0\0\0\5"
             if have < piece_bytes and not over:
@@ -131,8 +132,8 @@ def _from_socket(
             frames = frame_starts(buffer, 0, have)
             used = int(frames[-1])
             if used == 0:
-                # One row is larger than the buffer.
-                buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
+                if have + PADDING >= len(buffer):  # one row is larger than the buffer
+                    buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
                 continue
             rest = buffer[used:have].copy()
             whole, buffer = (
@@ -159,6 +160,15 @@ def _from_socket(
         wire.close()
 
 
+def _closed(buffer: npt.NDArray[np.uint8], have: int, doing: str) -> SourceError:
+    """The error for a closed connection: the server's last word, if it sent one."""
+    frames = frame_starts(buffer, 0, have)
+    for start, end in itertools.pairwise(frames.tolist()):
+        if buffer[start] == _ERROR:
+            return server_error(buffer[start + FRAME_HEADER : end].tobytes(), doing)
+    return ConnectionLost(f"Could not {doing}: the server closed the connection.")
+
+
 def _through_libpq(
     pgconn: pq.abc.PGconn, query: bytes, doing: str, piece_bytes: int, patience: _Patience
 ) -> Iterator[Piece]:
@@ -176,7 +186,8 @@ def _through_libpq(
             # Waiting inside libpq would stop every other thread of this process too.
             size, row = get(1)
             if size == 0:
-                select.select([pgconn.socket], [], [])
+                # Not for ever: an encryption layer may hold what the socket no longer does.
+                select.select([pgconn.socket], [], [], 1.0)
                 pgconn.consume_input()
                 continue
             if size < 0:

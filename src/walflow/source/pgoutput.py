@@ -321,6 +321,8 @@ def _table_batch(
     unchanged = names_list(schema.column_names, new.unchanged)
     if unchanged is not None:
         sparse["_unchanged"] = unchanged
+    inserted = kinds == _INSERT
+    incomplete = any((unsent & inserted).any() for unsent in new.unchanged.values())
     exact = exact_map(texts)
     if exact is not None:
         sparse["_exact"] = exact
@@ -362,6 +364,7 @@ def _table_batch(
         key_changes=key_changes,
         unchanged=unchanged is not None,
         exact=exact is not None,
+        incomplete=incomplete,
         last_truncate=last_truncate,
     )
     arrays = {**head, **sparse, **columns}

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from walflow.errors import SnapshotLost, WalflowError
-from walflow.source.connection import Session, connect, source_errors
+from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 
 __all__ = ["SnapshotKeeper", "keep_snapshot"]
 
@@ -84,7 +84,7 @@ def keep_snapshot(
     connection = connect(uri, application_name=application_name)
     try:
         with source_errors("take over the copy's snapshot"):
-            _lift_timeouts(connection)
+            lift_timeouts(connection)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 connection.execute(
@@ -102,12 +102,3 @@ def keep_snapshot(
     except (WalflowError, psycopg.Error):
         connection.close()
         raise
-
-
-def _lift_timeouts(connection: Session) -> None:
-    """A role's or the server's timeouts must not end a copy that takes hours."""
-    names = ["statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
-    if connection.info.server_version >= 170000:
-        names.append("transaction_timeout")
-    for name in names:
-        connection.execute(f"SET {name} = 0")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import pq
 
-from walflow.errors import ConnectionLost
+from walflow.errors import ConnectionLost, SourceError
 from walflow.model import Lsn
 from walflow.source.cells import PADDING
 from walflow.source.frames import LIVE_HEADER, FrameBuffer, Frames, through_last_commit
@@ -73,7 +73,7 @@ class Transport(Protocol):
     def send(self, message: bytes) -> None:
         """Send a message to the server, without waiting for it to be read."""
 
-    def reason(self) -> str:
+    def failure(self) -> SourceError:
         """Why the server ended the stream."""
 
     def finish(self, deadline: float) -> None:
@@ -147,6 +147,8 @@ class _FromSocket(_Waiting):
         return self._split if self._starts else 0
 
     def take(self, limit: int) -> bool:
+        # The limit is for whole messages: the beginning of one more does not count.
+        limit += self._have - self._split
         try:
             while self._have < limit:
                 self._make_room(limit)
@@ -165,13 +167,12 @@ class _FromSocket(_Waiting):
         return self._ended is not None
 
     def _make_room(self, limit: int) -> None:
-        wanted = limit + _SLACK
-        if self._have + PADDING >= len(self._buffer):
-            wanted = max(wanted, 2 * len(self._buffer))  # one message is larger than the buffer
-        if len(self._buffer) < wanted:
-            larger = np.empty(wanted, np.uint8)
-            larger[: self._have] = self._buffer[: self._have]
-            self._buffer = larger
+        if len(self._buffer) >= limit + PADDING:
+            return
+        # At least twice as much, so that a message of any size is moved only a few times.
+        larger = np.empty(max(limit + _SLACK, 2 * len(self._buffer)), np.uint8)
+        larger[: self._have] = self._buffer[: self._have]
+        self._buffer = larger
 
     def _find_frames(self) -> None:
         borders = frame_starts(self._buffer, self._split, self._have)
@@ -200,11 +201,11 @@ class _FromSocket(_Waiting):
                 self._streaming = True
             case kind if kind == _ERROR:
                 self._error = frame[FRAME_HEADER:]
-                self._ended = str(server_error(self._error, "go on"))
+                self._ended = "the server ended the stream with an error"
             case kind if kind == _DONE:
                 self._ended = self._ended or "the server ended the stream"
 
-    def _refused(self, doing: str) -> Exception:
+    def _refused(self, doing: str) -> SourceError:
         if self._error is None:
             return ConnectionLost(f"Could not {doing}: {self._ended}")
         return server_error(self._error, doing)
@@ -253,16 +254,17 @@ class _FromSocket(_Waiting):
         except OSError as error:
             raise ConnectionLost(f"the replication stream broke: {error}") from error
 
-    def reason(self) -> str:
-        return self._ended or "the server ended the stream"
+    def failure(self) -> SourceError:
+        return self._refused("go on reading")
 
     def finish(self, deadline: float) -> None:
         self._send_all(b"c" + struct.pack("!I", 4))
         while self._ended is None and time.monotonic() < deadline:
             self._sleep(0.1, flowing=False)
-            self._have = self._split = 0 if self._split == self._have else self._split
-            self.take(self._have + _SLACK)
+            self.take(self._split + _SLACK)
             self._starts, self._ends = [], []
+            if self._split == self._have:
+                self._have = self._split = 0
 
 
 class _ThroughLibpq(_Waiting):
@@ -322,13 +324,12 @@ class _ThroughLibpq(_Waiting):
         except psycopg.Error as error:
             raise ConnectionLost(f"the replication stream broke: {error}") from error
 
-    def reason(self) -> str:
-        reason = "the server ended the stream"
+    def failure(self) -> SourceError:
         with contextlib.suppress(psycopg.Error):
             while (result := self._pgconn.get_result()) is not None:
                 if result.error_message:
-                    reason = result.error_message.decode(errors="replace").strip()
-        return reason
+                    return refusal(result, "go on reading")
+        return ConnectionLost("the server ended the stream")
 
     def finish(self, deadline: float) -> None:
         self._pgconn.put_copy_end()

@@ -9,13 +9,16 @@ disk or a destination may be.
 from __future__ import annotations
 
 import contextlib
+import select
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import psycopg
+import structlog
 from psycopg import pq
 
 from walflow.errors import ConnectionLost
@@ -30,7 +33,10 @@ __all__ = ["CreatedSlot", "Replication", "output_options"]
 
 _POSTGRES_EPOCH = 946_684_800_000_000
 _STATUS_SECONDS = 5.0
+_TELL_SECONDS = 5.0
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +91,41 @@ class Replication:
             self._transport.close()
         self._connection.close()
 
-    def create_slot(self, name: str, *, temporary: bool = False) -> CreatedSlot:
-        """Make a logical slot and export the snapshot of the moment from which it streams."""
+    def create_slot(
+        self, name: str, *, temporary: bool = False, cancelled: Callable[[], bool] = lambda: False
+    ) -> CreatedSlot:
+        """Make a logical slot and export the snapshot of the moment from which it streams.
+
+        Postgres waits for every transaction that is open before it gives the slot.
+        """
         kind = "TEMPORARY " if temporary else ""
         # The parenthesised options came with 15; this form works on all.
         row = self._command(
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {kind}"
             "LOGICAL pgoutput EXPORT_SNAPSHOT",
             f"create the slot {name}",
+            cancelled,
         )
         return CreatedSlot(Lsn.parse(row["consistent_point"]), row["snapshot_name"])
 
-    def _command(self, sql: str, doing: str) -> dict[str, str]:
-        result = self._pgconn.exec_(sql.encode())
-        if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+    def _command(self, sql: str, doing: str, cancelled: Callable[[], bool]) -> dict[str, str]:
+        self._pgconn.send_query(sql.encode())
+        began, told = time.monotonic(), False
+        while self._pgconn.is_busy():
+            if select.select([self._pgconn.socket], [], [], 0.2)[0]:
+                self._pgconn.consume_input()
+            elif cancelled():
+                self._pgconn.get_cancel().cancel()
+            elif not told and time.monotonic() - began > _TELL_SECONDS:
+                told = True
+                _logger.warning(
+                    f"waiting to {doing}: open transactions must end first",
+                    sql="SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start",
+                )
+        result = self._pgconn.get_result()
+        while self._pgconn.get_result() is not None:
+            pass
+        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
             raise refusal(result, doing)
         if not result.ntuples:
             return {}
@@ -147,7 +174,7 @@ class Replication:
             if stream.size >= max_bytes:
                 return stream.cut(partial=True)
             if ended:
-                raise ConnectionLost(f"the replication stream ended: {stream.reason()}")
+                raise stream.failure()
             self.keep_alive()
             now = time.monotonic()
             if now >= deadline:

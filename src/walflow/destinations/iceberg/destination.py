@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -204,19 +206,19 @@ class IcebergDestination:
 
     def _link(self, spark: SparkSession, table: TableSchema, files: Sequence[Path]) -> Path | None:
         """Put the files into the table's folder too, and say where; None if that cannot be."""
-        folder = _local_folder(spark, table)
-        if folder is None:
+        data = _local_folder(spark, table)
+        if data is None:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, file in enumerate(files):
-            try:
-                os.link(file, folder / f"copy-{number:05d}.parquet")
-            except OSError:
-                # Another file system, or one without links. What is linked already goes with
-                # the next recreate; the table does not know of it.
-                for linked in folder.glob("copy-*.parquet"):
-                    linked.unlink()
-                return None
+        # A folder of its own: whatever else lies there is not the copy's.
+        folder = data / f"copy-{uuid.uuid4()}"
+        folder.mkdir(parents=True)
+        try:
+            for file in files:
+                os.link(file, folder / file.name)
+        except OSError:
+            # Another file system, or one without links.
+            shutil.rmtree(folder)
+            return None
         return folder
 
     def _read_progress(self, spark: SparkSession, name: TableName) -> Progress | None:
@@ -255,7 +257,7 @@ def _write(changes: TableChanges, progress: Progress, appends: bool) -> bool:
     """Commit the changes in the cheapest way that is right; whether the table has exact texts."""
     table, stats = changes.schema, changes.stats
     spark = changes.spark
-    inserts_only = stats.inserts == stats.rows and not changes.truncated
+    inserts_only = stats.inserts == stats.rows and not changes.truncated and not stats.unchanged
     if inserts_only and (appends or not table.key):
         # Each row is new, and the position proves that no row of it is there yet.
         rows = changes.changes

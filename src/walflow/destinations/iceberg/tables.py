@@ -61,7 +61,7 @@ class Owner:
 
     pipeline: str
     system: str
-    """The source's system identifier."""
+    """The source: its system identifier and database."""
     timeline: int | None = None
 
     @property
@@ -171,7 +171,7 @@ def _check_owner(spark: SparkSession, name: TableName, owner: Owner) -> None:
     elif pipeline != owner.pipeline:
         whose = f"belongs to the pipeline {pipeline!r}"
     else:
-        whose = f"was copied from another server (system {system}, now {owner.system})"
+        whose = f"was copied from another source ({system}, now {owner.system})"
     raise DestinationForeign(
         f"the table {table_identifier(name)} exists and {whose}",
         hint=f"Use another warehouse folder, or remove the table: "
