@@ -76,6 +76,7 @@ def test_two_processes_fetch_at_once(cache: Path, repository: Path) -> None:
 
 @pytest.mark.spark
 def test_missing_jars_say_what_to_put_where(cache: Path, repository: Path) -> None:
+    (cache / ".fetch-of-a-killed-process" / "jars").mkdir(parents=True)
     with pytest.raises(JarsMissing, match=r"org\.example:other:1\.0 could not") as missing:
         find_jars([Package("org.example:other:1.0", ("other-1.0.jar",))], repository)
     assert f"put other-1.0.jar into {jar_folder()}" in missing.value.hint

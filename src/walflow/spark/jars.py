@@ -23,6 +23,7 @@ from walflow.spark.java import cache_folder, find_java
 __all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder"]
 
 _RESOLVE_SECONDS = 600
+_SCRATCH = ".fetch-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,14 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _fetch(package: Package, folder: Path, ivy_settings: Path | None) -> None:
-    """Let Spark resolve the package beside the folder, then move the jars in, whole or not."""
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+    """Let Spark resolve the package beside the folder, then move the jars in, whole or not.
+
+    Call with the lock held.
+    """
+    # Nobody else fetches now: these are of processes that were killed.
+    for stale in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
         ivy = Path(scratch)
         log = _resolve(package, ivy, ivy_settings)
         group = package.coordinate.partition(":")[0]
