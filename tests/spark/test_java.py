@@ -80,6 +80,7 @@ def test_no_java_says_what_was_seen(no_java: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(JavaMissing, match="is Java 11") as missing:
         find_java()
     assert "walflow[java]" in missing.value.hint
+    assert f"{OLDEST_JAVA} to {NEWEST_JAVA}" in missing.value.hint
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

