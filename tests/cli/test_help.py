@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.cli.commands import WALFLOW, Room
 
 HEAVY = ("pyspark", "pyarrow", "pandas", "numpy", "pydantic", "psycopg", "rich", "structlog")
@@ -42,6 +44,22 @@ def test_wrong_usage_exits_with_2(room: Room) -> None:
         assert ran.returncode == 2
         assert "Usage:" in ran.stderr
         assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--debug", "run"], ["run", "--debug"], ["demo", "--debug", "--folder", "/dev/null/x"]],
+)
+def test_debug_is_taken_before_and_after_the_command(room: Room, arguments: list[str]) -> None:
+    ran = room.run(*arguments)
+    assert ran.returncode == 2
+    assert "Traceback" in ran.stderr
+    assert "Usage:" not in ran.stderr
+
+
+def test_bench_takes_debug(room: Room) -> None:
+    for command in ("capture", "copy"):
+        assert "--debug" in room.run("bench", command, "--help").stdout
 
 
 def test_the_version(room: Room) -> None:

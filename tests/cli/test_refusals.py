@@ -135,6 +135,7 @@ def test_a_destination_that_cannot_be_written(room: Room, database: Database) ->
         room, 50, database.uri, "--create-publication", to=room.path / "file" / "lake"
     )
     assert "cannot be written" in message
+    assert f"{room.path / 'file'} is not a folder" in " ".join(message.split())
     assert nothing_made(database)
 
 

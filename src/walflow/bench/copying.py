@@ -44,7 +44,7 @@ _ROWS = """
 """
 
 
-def bench_copy(rows: int, rounds: int) -> Iterator[Comparison]:
+def bench_copy(rows: int, rounds: int, *, debug: bool = False) -> Iterator[Comparison]:
     """Compare the copy of one table; the JVM is warm and the server's cache holds the table."""
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -57,7 +57,7 @@ def bench_copy(rows: int, rounds: int) -> Iterator[Comparison]:
             connection.execute("CREATE PUBLICATION walflow FOR TABLE bench")
         folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))
         stack.callback(shutil.rmtree, folder)
-        copy = _copier(server, folder, stack)
+        copy = _copier(server, folder, stack, debug)
         copy()  # warms up the JVM, its Python workers and the server's cache
         yield compare(
             "copy-to-iceberg",
@@ -69,9 +69,11 @@ def bench_copy(rows: int, rounds: int) -> Iterator[Comparison]:
         )
 
 
-def _copier(server: EmbeddedPostgres, folder: Path, stack: ExitStack) -> Callable[[], None]:
+def _copier(
+    server: EmbeddedPostgres, folder: Path, stack: ExitStack, debug: bool
+) -> Callable[[], None]:
     """What copies the table once more, each time into a new lake."""
-    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(str(folder), {}))
+    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(str(folder), {}), debug=debug)
     stack.callback(stop_session, spark)
     turn = iter(range(1_000_000))
     defaults = LogSettings()

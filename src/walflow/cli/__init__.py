@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from walflow.cli.bench import bench
+from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.failures import report
 from walflow.cli.run import run
@@ -24,9 +25,9 @@ __all__ = ["main", "walflow"]
     "3 wrong URI; 10-27 the source; 30-34 the change log; 40-42 Spark; 50-51 the destination; "
     "70 a bug; 130 and 143 ended by Ctrl-C and SIGTERM before the work was done.",
 )
-@click.option("--debug", is_flag=True, help="Stack traces and debug logs.")
+@debug_option
 @click.version_option(package_name="walflow", message="%(prog)s %(version)s")
-def walflow(debug: bool) -> None:
+def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 

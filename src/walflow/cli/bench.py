@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from walflow.cli.debugging import debug_option, is_debug
+
 __all__ = ["bench"]
 
 _rounds = click.option(
@@ -28,6 +30,7 @@ def bench() -> None:
 @_rounds
 @click.option("--only", metavar="NAME", help="One workload alone.")
 @_as_json
+@debug_option
 def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
     """From a backlog to the durable change log, against pg_recvlogical to /dev/null."""
     from rich.console import Console
@@ -47,11 +50,13 @@ def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
 )
 @_rounds
 @_as_json
-def copy(rows: int, rounds: int, as_json: bool) -> None:
+@debug_option
+@click.pass_context
+def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
     """From a table to an Iceberg table, against psql's COPY to /dev/null."""
     from rich.console import Console
 
     from walflow.bench.copying import bench_copy
     from walflow.bench.measure import show
 
-    show(Console(), bench_copy(rows, rounds), as_json=as_json)
+    show(Console(), bench_copy(rows, rounds, debug=is_debug(context)), as_json=as_json)

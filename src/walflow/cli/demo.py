@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from walflow.cli.debugging import debug_option, is_debug
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -50,6 +52,7 @@ _POLL_SECONDS = 0.1
     help="Where the tables go; new or empty.  [default: a temporary folder]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Log lines as JSON, last the result.")
+@debug_option
 @click.option("--damage", is_flag=True, hidden=True, help="Spoil one value before comparing.")
 @click.pass_context
 def demo(
@@ -72,16 +75,24 @@ def demo(
     from walflow.demo.scenario import Demo
 
     console = Console(stderr=as_json)
-    debug: bool = context.find_root().params["debug"]
+    debug = is_debug(context)
     with Signals() as signals, demo_folder(folder) as kept:
-        run = Demo(kept.path, rows=rows, rate=rate, seconds=seconds, damage=damage, began=began)
+        run = Demo(
+            kept.path,
+            rows=rows,
+            rate=rate,
+            seconds=seconds,
+            damage=damage,
+            debug=debug,
+            began=began,
+        )
         with own_temporary_folder(kept.path / "tmp"):
             work = Work(run.run)
             with Watcher(
                 console,
                 "demo",
                 "an embedded Postgres",
-                f"iceberg://{run.lake}",
+                run.destination,
                 json=as_json,
                 debug=debug,
             ) as watcher:
@@ -177,10 +188,11 @@ def _short(text: str | None) -> str:
 
 
 def _print_where(lake: Path, program: Path) -> None:
+    import shlex
     import sys
 
     click.echo(f"\nThe tables are Iceberg tables in {lake}. To query them with PySpark:\n")
-    click.echo(f"  {sys.executable} {program}\n")
+    click.echo(f"  {shlex.join([sys.executable, str(program)])}\n")
     click.echo("or paste what is in it:\n")
     # Not indented: Python would not take it.
     click.echo(program.read_text(), nl=False)

@@ -37,7 +37,7 @@ def report(error: Exception, *, debug: bool) -> int:
         err=True,
     )
     if not debug:
-        click.echo("Run with --debug (walflow --debug …) to see where it happened.", err=True)
+        click.echo("Run again with --debug to see where it happened.", err=True)
     return UNEXPECTED
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from walflow.cli.debugging import debug_option, is_debug
+
 if TYPE_CHECKING:
     from walflow.config import Settings
     from walflow.observe.metrics import Metrics
@@ -47,19 +49,19 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
 @click.option("--json", "as_json", is_flag=True, help="Log lines as JSON, and no live view.")
 @click.option("--quiet", "-q", is_flag=True, help="Warnings and errors only.")
 @click.option("--set", "others", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@debug_option
 @click.pass_context
 def run(context: click.Context, /, file: Path | None, others: tuple[str, ...], **given: Any) -> int:
     """Copy the published tables, then keep them equal to the source."""
     from walflow.config import load_settings
 
     settings = load_settings(file, _overrides(given, others))
-    debug: bool = context.find_root().params["debug"]
     return _run(
         settings,
         until_caught_up=given["until_caught_up"],
         json=given["as_json"],
         quiet=given["quiet"],
-        debug=debug,
+        debug=is_debug(context),
     )
 
 
@@ -93,16 +95,17 @@ def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, 
     from walflow.observe.metrics import Metrics
     from walflow.observe.serve import serve_metrics
     from walflow.pipeline.pipeline import Pipeline
+    from walflow.redaction import redacted
     from walflow.source.connection import redact
 
     metrics = Metrics()
-    running = _Running(Pipeline(settings, metrics), until_caught_up)
+    running = _Running(Pipeline(settings, metrics, debug=debug), until_caught_up)
     work = Work(running.work)
     watcher = Watcher(
         Console(),
         settings.name,
         redact(settings.source.uri.get_secret_value()),
-        settings.destination.uri,
+        redacted(settings.destination.uri),
         json=json,
         quiet=quiet,
         debug=debug,

@@ -15,7 +15,7 @@ import os
 
 from pyspark.sql import SparkSession
 
-os.environ.setdefault("JAVA_HOME", {java!r})
+os.environ["JAVA_HOME"] = {java!r}
 spark = (
     SparkSession.builder.master("local[*]")
 {conf}

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from walflow.config import Settings, load_settings
 from walflow.demo.compare import TableComparison, compare_table
@@ -52,10 +53,19 @@ class Demo:
     """
 
     def __init__(
-        self, folder: Path, *, rows: int, rate: float, seconds: float, damage: bool, began: float
+        self,
+        folder: Path,
+        *,
+        rows: int,
+        rate: float,
+        seconds: float,
+        damage: bool,
+        began: float,
+        debug: bool = False,
     ) -> None:
         """Tables go into ``folder/lake``; ``began`` is on the clock time.monotonic()."""
         self.lake = folder / "lake"
+        self.destination = f"iceberg://{quote(str(self.lake))}"
         self.outcome = Outcome()
         self.pipeline: Pipeline | None = None
         self._log = folder / "log"
@@ -64,6 +74,7 @@ class Demo:
         self._rate = rate
         self._seconds = seconds
         self._damage = damage
+        self._debug = debug
         self._began = began
 
     @property
@@ -83,7 +94,7 @@ class Demo:
             with server.connect() as connection:
                 make_shop(connection, self._sizes)
             importing.join()
-            self.pipeline = Pipeline(self._settings(server.uri))
+            self.pipeline = Pipeline(self._settings(server.uri), debug=self._debug)
             with self.pipeline as pipeline:
                 self._load(server, pipeline)
                 self._compare(server, pipeline)
@@ -96,7 +107,7 @@ class Demo:
                 "name": "shop",
                 "source.uri": uri,
                 "source.publication": PUBLICATION,
-                "destination.uri": f"iceberg://{self.lake}",
+                "destination.uri": self.destination,
                 "log.folder": self._log,
                 # A short run: half the start-up for some of the speed.
                 "spark": {

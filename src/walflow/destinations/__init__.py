@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
-from walflow.errors import BadUri, DestinationError, WalflowError
+from walflow.errors import BadUri, DestinationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,14 +28,16 @@ class OpenDestination:
 
     destination: Destination
     spark: SparkSession
+    owns_spark: bool
 
     def close(self) -> None:
-        """End the destination, then Spark and its JVM. Repeats safely."""
+        """End the destination, then Spark and its JVM if they are its own. Repeats safely."""
         from walflow.spark.session import stop_session
 
         if isinstance(self.destination, Shutdown):
             self.destination.shutdown()
-        stop_session(self.spark)
+        if self.owns_spark:
+            stop_session(self.spark)
 
 
 def warehouse_of(uri: str) -> Path:
@@ -52,10 +54,14 @@ def warehouse_of(uri: str) -> Path:
     return Path(unquote(parts.path)).absolute()
 
 
-def open_destination(settings: Settings, system_id: str) -> OpenDestination:
-    """Start Spark and open the destination that the settings name.
+def open_destination(
+    settings: Settings, source: str, *, spark: SparkSession | None = None, debug: bool = False
+) -> OpenDestination:
+    """Start Spark (unless a session is given) and open the destination that the settings name.
 
-    Warming up goes on in the background, so that it can overlap with the copy.
+    ``source`` tells sources apart: a table that came from another one is not touched.
+    Warming up goes on in the background, so that it can overlap with the copy. With ``debug``,
+    what the JVM logs reaches the terminal.
     """
     warehouse = warehouse_of(settings.destination.uri)
     _check_writable(warehouse)
@@ -64,15 +70,16 @@ def open_destination(settings: Settings, system_id: str) -> OpenDestination:
     from walflow.spark.session import make_session
 
     options = settings.destination.options
-    spark = make_session(settings.spark, [ICEBERG], catalog_conf(str(warehouse), options))
-    destination = IcebergDestination(
-        spark, str(warehouse), Owner(settings.name, system_id), options
-    )
+    owns_spark = spark is None
+    if spark is None:
+        conf = catalog_conf(str(warehouse), options)
+        spark = make_session(settings.spark, [ICEBERG], conf, debug=debug)
+    destination = IcebergDestination(spark, str(warehouse), Owner(settings.name, source), options)
     if isinstance(destination, Startup):
         threading.Thread(
             target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
         ).start()
-    return OpenDestination(destination, spark)
+    return OpenDestination(destination, spark, owns_spark)
 
 
 def _warm_up(destination: Startup) -> None:
@@ -83,15 +90,15 @@ def _warm_up(destination: Startup) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, str(error)) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise _not_writable(folder, "no permission")
+    """Whether the folder can be written, or else made. Makes nothing: the first write does."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise _not_writable(folder, f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _not_writable(folder, f"no permission to write in {there}")
 
 
-def _not_writable(folder: Path, reason: str) -> WalflowError:
+def _not_writable(folder: Path, reason: str) -> DestinationError:
     return DestinationError(
         f"The destination's folder {folder} cannot be written: {reason}.",
         hint="Name another folder (--to iceberg:///folder), or give this user the right to it.",

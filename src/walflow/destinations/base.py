@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from walflow.errors import DestinationError
+from walflow.errors import DestinationError, WalflowError
 from walflow.model import ChangeStats, Lsn, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -93,16 +93,26 @@ class Events:
 
 
 class TablesFailed(DestinationError):
-    """Some tables of a round could not be written; the others were."""
+    """Some tables of a round could not be written; the others were.
+
+    If trying again cannot help one of them, it speaks for all, with its exit code.
+    """
 
     def __init__(self, failures: Mapping[TableName, Exception]) -> None:
-        first, error = next(iter(failures.items()))
+        final = {name: error for name, error in failures.items() if _is_final(error)}
+        first, error = next(iter((final or failures).items()))
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         super().__init__(f"{first}: {error}{more}", hint=getattr(error, "hint", None))
         self.failures = dict(failures)
+        if isinstance(error, WalflowError):
+            self.retry, self.exit_code = error.retry, error.exit_code
 
     def __reduce__(self) -> tuple[object, ...]:
         return TablesFailed, (self.failures,)
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, WalflowError) and not error.retry
 
 
 @runtime_checkable

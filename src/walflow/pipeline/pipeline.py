@@ -72,7 +72,16 @@ class Pipeline:
     After ``start`` three threads work: one receives, one writes the log, one copies and applies.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        spark: SparkSession | None = None,
+        debug: bool = False,
+    ) -> None:
+        """``spark`` is used if given, and left running; it must have the destination's jars."""
+        self._given_spark = spark
         self.settings = settings
         self.tables = Tables()
         self.stage = "waiting to start"
@@ -80,6 +89,7 @@ class Pipeline:
         self._metrics: PipelineMetrics = (metrics or Metrics()).pipeline(settings.name)
         self._uri = settings.source.uri.get_secret_value()
         self._application = f"walflow {settings.name}"
+        self._debug = debug
         self._stop = threading.Event()
         self._following = threading.Event()
         self._error: BaseException | None = None
@@ -139,7 +149,10 @@ class Pipeline:
         self._cleanup.callback(self._log.close)
         self.stage = "starting Spark"
         self._destination = open_destination(
-            settings, f"{identity.system_id}/{found.server.database}"
+            settings,
+            f"{identity.system_id}/{found.server.database}",
+            spark=self._given_spark,
+            debug=self._debug,
         )
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
