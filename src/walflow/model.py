@@ -100,10 +100,10 @@ class ChangeStats:
     """Whether some row lacks values that Postgres did not send."""
     exact: bool = False
     """Whether some row has a value that its column could not hold."""
-    incomplete: bool = False
-    """Whether an insert lacks values, as when an update makes a row match a row filter."""
     last_truncate: tuple[int, int] | None = None
     """(lsn, seq) of the last truncate: nothing before it matters."""
+    incomplete: bool = False
+    """Whether an insert lacks values, as when an update makes a row match a row filter."""
 
     def __add__(self, other: ChangeStats) -> ChangeStats:
         truncates = [t for t in (self.last_truncate, other.last_truncate) if t is not None]
