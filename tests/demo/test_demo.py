@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ SMALL = ("demo", "--seconds", "2", "--rows", "2000", "--rate", "200")
 @pytest.mark.spark
 def test_the_demo_ends_equal_and_says_how_to_query() -> None:
     with new_room() as room:
-        ran = room.run(*SMALL)
+        ran = room.run(*SMALL, "--folder", room.path / "50% of my #1 lake")
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.count("  equal") == 5
         assert "equal: every key and every value of every table was compared." in ran.stdout
@@ -33,7 +34,9 @@ def test_the_demo_ends_equal_and_says_how_to_query() -> None:
             "lake",
             "query.py",
         ]
-        # What the user is told to paste.
+        # What the user is told to run, and to paste.
+        command = shlex.join([sys.executable, str(room.path / folder / "query.py")])
+        assert f"  {command}\n" in ran.stdout
         snippet = ran.stdout[ran.stdout.index("import os\n") :]
         pasted = subprocess.run(
             [sys.executable, "-c", snippet],
