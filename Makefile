@@ -14,7 +14,7 @@ ARGS ?=
 # $(call heading,text): what runs now, easy to find in a long log.
 heading = @printf '\n== %s ==\n' '$(1)'
 
-.PHONY: help setup demo test lint types format pytest bench lock clean
+.PHONY: help setup demo test lint types format pytest postgres bench lock clean
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets (pass options as ARGS=\"…\"):"} \
@@ -43,9 +43,14 @@ types: $(STAMP) ## mypy, strict, tests included
 	$(call heading,mypy --strict)
 	@$(BIN)/mypy
 
-pytest: $(STAMP) ## The tests alone (ARGS="tests/test_config.py -k secret")
+pytest: $(STAMP) postgres ## The tests alone (ARGS="tests/test_config.py -k secret")
 	$(call heading,pytest)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Not a reason to fail: tests that want a version that is not here say so and are skipped.
+postgres: $(STAMP) ## Fetch the Postgres versions for the tests that are not here (needs npm)
+	$(call heading,Postgres versions)
+	@$(BIN)/python tests/fetch_postgres.py
 
 format: $(STAMP) ## Format, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only --quiet .
