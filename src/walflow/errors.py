@@ -310,7 +310,7 @@ class Stopped(WalflowError):
     """The start was broken off because it was told to."""
 
     kind = ErrorKind.RESULT
-    exit_code = 130
+    exit_code = 60
 
 
 class NotEqual(WalflowError):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -93,18 +94,22 @@ def compare(
 
 def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) -> None:
     comparisons = list(comparisons)
+    references = ", ".join(sorted({one.reference for one in comparisons}))
     table = Table(
-        "workload", "rows", "wall s", "rows/s", "CPU s/1M", "reference", "wall s", "ratio"
+        title=f"walflow against {references}: medians; CPU in seconds per million rows",
+        box=box.SIMPLE_HEAD,
     )
+    table.add_column("workload", no_wrap=True)
+    for name in ("rows", "wall s", "CPU", "their wall s", "their CPU", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in comparisons:
         table.add_row(
             one.name,
             f"{one.rows:,}",
             f"{one.wall:.2f}",
-            f"{one.rows / one.wall:,.0f}",
             f"{one.cpu_per_million(one.ours):.2f}",
-            f"{one.reference} ({one.cpu_per_million(one.theirs):.2f} CPU s/1M)",
             f"{one.reference_wall:.2f}",
+            f"{one.cpu_per_million(one.theirs):.2f}",
             f"{one.ratio:.2f}",
         )
     console.print(table)

@@ -34,6 +34,7 @@ from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
 from walflow.source.slots import drop_slot
 from walflow.source.wire import Replication
+from walflow.spark.session import jvm_ended, jvm_ended_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +44,7 @@ __all__ = ["Pipeline", "PipelineStatus"]
 _ATTEMPTS = 5
 _IDLE_SECONDS = 0.5
 _CHECK_SECONDS = 0.1
+_JVM_SECONDS = 2.0
 
 _logger = structlog.get_logger(__name__)
 
@@ -384,14 +386,23 @@ class Pipeline:
             # A copy that shutdown breaks off fails in whatever way it was in.
             broken_off = self._stop.is_set() and self._joiner.copying.is_set()
             if not broken_off and (not self._stop.is_set() or isinstance(error, WalflowError)):
-                self._error = error
+                self._error = self._cause(error)
         finally:
             self._stop.set()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """What Spark could not do because its JVM has ended is not the error to tell."""
+        if self._given_spark is not None or not isinstance(error, Exception):
+            return error
+        code = jvm_ended(_JVM_SECONDS)
+        return error if code is None else jvm_ended_error(code)
 
     def _round(self, position: Lsn) -> Lsn:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, DestinationError) and error.retry
+                lambda error: (
+                    isinstance(error, DestinationError) and error.retry and jvm_ended() is None
+                )
             ),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
