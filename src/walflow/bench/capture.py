@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from walflow.pipeline.describing import Describer
 from walflow.pipeline.receiving import Receiver, Source
 from walflow.pipeline.writing import LogWriter
 from walflow.source.pgoutput import Decoder
+from walflow.source.slots import drop_slot
 from walflow.testing.postgres import EmbeddedPostgres
 
 __all__ = ["bench_capture"]
@@ -193,12 +193,4 @@ def _slot(server: EmbeddedPostgres) -> Iterator[str]:
         try:
             yield "bench"
         finally:
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    connection.execute("SELECT pg_drop_replication_slot('bench')")
-                    break
-                except Exception:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
+            drop_slot(connection, "bench", wait_seconds=30)

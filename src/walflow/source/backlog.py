@@ -15,12 +15,11 @@ reads the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
 
 from psycopg import sql
 
 from walflow.model import Lsn
+from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 from walflow.source.copyout import PreparationTimeout, copy_out
 from walflow.source.frames import Frames
@@ -63,7 +62,7 @@ def advance_slot(connection: Session, slot: str, position: Lsn) -> None:
     )
 
 
-class Backlog:
+class Backlog(Closing):
     """A read cursor over a slot's backlog. Used by one thread; the main slot must be idle."""
 
     def __init__(self, uri: str, *, slot: str, publication: str, application_name: str) -> None:
@@ -83,17 +82,6 @@ class Backlog:
             raise
         self.exhausted = False
         """No chunk is worth reading any more: hand over to the walsender."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """The temporary slot goes with its session. Repeats safely."""

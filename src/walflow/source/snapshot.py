@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
 from walflow.errors import SnapshotLost, WalflowError
+from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 
 __all__ = ["SnapshotKeeper", "keep_snapshot"]
@@ -22,7 +21,7 @@ __all__ = ["SnapshotKeeper", "keep_snapshot"]
 _HINT = "The copy starts again with a new snapshot; tables that were finished are kept."
 
 
-class SnapshotKeeper:
+class SnapshotKeeper(Closing):
     """Holds a snapshot until ``close()``. ``name`` is what SET TRANSACTION SNAPSHOT takes."""
 
     def __init__(self, connection: Session, name: str) -> None:
@@ -64,17 +63,6 @@ class SnapshotKeeper:
         """Let the snapshot go; may be repeated."""
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def keep_snapshot(

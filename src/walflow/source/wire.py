@@ -14,8 +14,6 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import psycopg
 import structlog
@@ -23,6 +21,7 @@ from psycopg import pq
 
 from walflow.errors import ConnectionLost
 from walflow.model import Lsn, quote_identifier
+from walflow.source.closing import Closing
 from walflow.source.connection import connect
 from walflow.source.frames import Frames
 from walflow.source.refusals import refusal
@@ -52,7 +51,7 @@ def output_options(publication: str) -> dict[str, str]:
     return {"proto_version": "1", "publication_names": quote_identifier(publication)}
 
 
-class Replication:
+class Replication(Closing):
     """One replication connection. Used by one thread."""
 
     def __init__(self, uri: str, *, application_name: str) -> None:
@@ -73,17 +72,6 @@ class Replication:
         self.reply_asked = False
         """Set when the server asked how far we are, as it does before it shuts down."""
         self.status_updates = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the connection at once. Repeats safely."""
