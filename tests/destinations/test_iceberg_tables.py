@@ -239,7 +239,7 @@ def other_tables() -> list[tuple[str, Owner | None]]:
     return [
         ("was not made by walflow", None),
         ("belongs to the pipeline 'other'", Owner("other", OWNER.system)),
-        ("another server", Owner(OWNER.pipeline, "1")),
+        ("another source", Owner(OWNER.pipeline, "1")),
     ]
 
 
