@@ -211,6 +211,8 @@ def _conf(
     log4j.write_text(_LOG4J.format(level="warn" if debug else "error"))
     options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        # Not every user may write where Java would: Python has found a folder that we may.
+        f'"-Djava.io.tmpdir={folder}"',
         "-Duser.timezone=UTC",
         "-Dfile.encoding=UTF-8",
         # On two cores Java would choose the serial collector.
