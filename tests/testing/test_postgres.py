@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -99,20 +102,25 @@ def test_it_lives_on_when_the_thread_that_started_it_ends() -> None:
         server.remove()
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Not pytest's own, which is closed to the account that root's servers run as."""
+    folder = Path(tempfile.mkdtemp(prefix="walflow-test-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a child of its parent's death"
 )
-def test_it_dies_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_it_dies_with_an_owner_that_is_killed(open_folder: Path) -> None:
     script = (
         "import time; from walflow.testing.postgres import EmbeddedPostgres\n"
         "server = EmbeddedPostgres(); server.start(); print(server.pid, flush=True)\n"
         "time.sleep(600)"
     )
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    if os.geteuid() == 0:
-        # pytest's folder is closed to the account that the server runs as.
-        for folder in (tmp_path, *tmp_path.parents[:3]):
-            folder.chmod(0o755)
+    environment = os.environ | {"TMPDIR": str(open_folder)}
     owner = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
     )
