@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["cores", "jvm_ended", "jvm_ended_error", "make_session", "stop_session", "warm_up"]
 
 _STOP_SECONDS = 20
+_JAVA_TEMPORARY = "/tmp"  # noqa: S108 - Java's own choice, whatever the environment says
 _STDERR = 2
 # Between a connection that breaks and a process that has ended.
 _DYING_SECONDS = 5
@@ -211,14 +212,16 @@ def _conf(
     log4j.write_text(_LOG4J.format(level="warn" if debug else "error"))
     options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
-        # Not every user may write where Java would: Python has found a folder that we may.
-        f'"-Djava.io.tmpdir={folder}"',
         "-Duser.timezone=UTC",
         "-Dfile.encoding=UTF-8",
         # On two cores Java would choose the serial collector.
         "-XX:+UseG1GC",
         "-XX:+ExitOnOutOfMemoryError",
     ]
+    if not os.access(_JAVA_TEMPORARY, os.W_OK):
+        # Python has found a folder that this user may write. Not always, because Spark puts
+        # sockets there, whose paths must be short.
+        options.append(f'"-Djava.io.tmpdir={folder}"')
     if java.version >= 22:
         # Netty and Hadoop load native code, which newer Javas warn about.
         options.append("--enable-native-access=ALL-UNNAMED")
