@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 __all__ = [
+    "OLD_EXACT",
     "ChangeStats",
     "ChangeType",
     "Column",
@@ -24,6 +25,11 @@ __all__ = [
     "TableSchema",
     "quote_identifier",
 ]
+
+
+OLD_EXACT = "_old."
+"""In front of a column's name in the change log's ``_exact``: the text is of the value in
+``_old``."""
 
 
 class Lsn(int):

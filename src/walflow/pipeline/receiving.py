@@ -138,7 +138,7 @@ class Receiver:
                     _logger.warning("the source's stream ended; connecting anew", error=str(error))
                     return
                 raise
-            self._writer.wait_durable()
+            self._writer.reset()
             replication.durable = self._writer.durable
             replication.stop()
         finally:
@@ -185,7 +185,7 @@ class Receiver:
             replication.send_status(ask_for_reply=True)
             self._writer.advance(replication.wal_end)
 
-    def _check_source(self, connection: Session) -> None:
+    def _check_source(self, connection: Session, backlog_size: int) -> None:
         """Between two connections the source may have become another one."""
         source = self._source
         read_publication(connection, source.publication)
@@ -201,7 +201,7 @@ class Receiver:
                 f"{slot.confirmed_flush}: changes since {self._log.end} are missing.",
                 hint="Start the pipeline again: it copies again what is missing.",
             )
-        if backlog_bytes(connection, self._log.end) < 0:
+        if backlog_size < 0:
             raise SlotLost(
                 f"The server's log ends before {self._log.end}, which was read already: it was "
                 "restored, or another server took over without all that its predecessor had.",
@@ -215,8 +215,9 @@ class Receiver:
     def _read_backlog(self) -> None:
         source = self._source
         with connect(source.uri, application_name=source.application_name) as connection:
-            self._check_source(connection)
-            if backlog_bytes(connection, self._log.end) < source.backlog_bytes:
+            backlog_size = backlog_bytes(connection, self._log.end)
+            self._check_source(connection, backlog_size)
+            if backlog_size < source.backlog_bytes:
                 return
             advance_slot(connection, source.slot, self._log.end)
             try:
@@ -245,7 +246,7 @@ class Receiver:
                         acknowledged = self._writer.durable
                         advance_slot(connection, source.slot, acknowledged)
             # The walsender continues exactly where the bulk path became durable.
-            self._writer.wait_durable()
+            self._writer.reset()
             advance_slot(connection, source.slot, self._writer.durable)
 
 

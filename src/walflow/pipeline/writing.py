@@ -115,10 +115,6 @@ class LogWriter:
         while not done.wait(0.1):
             self._check_alive()
 
-    def wait_durable(self) -> None:
-        """Wait until all that was handed over is durable, but for an open transaction."""
-        self.reset()
-
     def check(self) -> None:
         """Raise what ended the thread, or what keeps it from writing until the next ``reset``."""
         self._check_alive()

@@ -19,6 +19,7 @@ from walflow.errors import NoReplicaIdentity, ProtocolError
 from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.source.cells import Positions
 from walflow.source.frames import Frames
+from walflow.source.protocol import POSTGRES_EPOCH
 from walflow.source.relation import Relation, parse_relation
 from walflow.source.rows import Image, changed_keys, table_columns, walk
 from walflow.source.sparse import exact_map, names_list
@@ -36,9 +37,6 @@ _ROW_CHANGE[list(b"IUD")] = True
 _CHANGE_TYPES = pa.array([kind.value for kind in ChangeType])
 _CODE = np.zeros(256, np.int8)
 _CODE[_INSERT], _CODE[_UPDATE], _CODE[_DELETE], _CODE[_TRUNCATE] = 0, 1, 2, 3
-
-_POSTGRES_EPOCH = 946_684_800_000_000
-"""2000-01-01 in microseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class Decoder:
         if len(commits):
             at = frames.start[commits[-1]]
             position = Lsn(int(wide.int64[at + 10]))
-            commit_time = int(wide.int64[at + 18]) + _POSTGRES_EPOCH
+            commit_time = int(wide.int64[at + 18]) + POSTGRES_EPOCH
         self._keep_open(types, transactions, seq, is_change)
         return Decoded(
             tables=tuple(tables),
@@ -346,7 +344,7 @@ def _table_batch(
         "_lsn": pa.array(lsn),
         "_seq": pa.array(row_seq),
         "_timestamp": pa.array(
-            transactions.time[transaction] + _POSTGRES_EPOCH, pa.timestamp("us", "UTC")
+            transactions.time[transaction] + POSTGRES_EPOCH, pa.timestamp("us", "UTC")
         ),
         "_xid": pa.array(transactions.xid[transaction]),
     }

@@ -11,7 +11,17 @@ from psycopg import pq
 from walflow.errors import SourceError
 from walflow.source.connection import source_error
 
-__all__ = ["FRAME_HEADER", "frame_starts", "is_encrypted", "query_frame", "server_error"]
+__all__ = [
+    "FRAME_HEADER",
+    "POSTGRES_EPOCH",
+    "frame_starts",
+    "is_encrypted",
+    "query_frame",
+    "server_error",
+]
+
+POSTGRES_EPOCH = 946_684_800_000_000
+"""2000-01-01, from which the stream's clocks count, in microseconds since 1970."""
 
 FRAME_HEADER = 5
 """Before a frame's content: its kind, and its size without the kind."""

@@ -11,16 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walflow.errors import ProtocolError
-from walflow.model import Column, TableSchema
+from walflow.model import OLD_EXACT, Column, TableSchema
 from walflow.source.cells import Cells, Positions
 from walflow.source.values import from_text
 
-__all__ = ["OLD_EXACT", "Columns", "Image", "OldKeys", "changed_keys", "table_columns", "walk"]
+__all__ = ["Columns", "Image", "OldKeys", "changed_keys", "table_columns", "walk"]
 
 _TEXT, _NULL, _UNCHANGED = b"tnu"
-
-OLD_EXACT = "_old."
-"""In front of a column's name in ``_exact``: the text is of the value in ``_old``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from walflow.model import Lsn, quote_identifier
 from walflow.source.closing import Closing
 from walflow.source.connection import connect
 from walflow.source.frames import Frames
+from walflow.source.protocol import POSTGRES_EPOCH
 from walflow.source.refusals import refusal
 from walflow.source.transport import Transport, open_transport
 from walflow.source.values import SESSION_OPTIONS
 
 __all__ = ["CreatedSlot", "Replication", "output_options"]
 
-_POSTGRES_EPOCH = 946_684_800_000_000
 _STATUS_SECONDS = 5.0
 _TELL_SECONDS = 5.0
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
@@ -195,7 +195,7 @@ class Replication(Closing):
             max(self.received, durable),
             durable,
             durable,
-            int(time.time() * 1e6) - _POSTGRES_EPOCH,
+            int(time.time() * 1e6) - POSTGRES_EPOCH,
             ask_for_reply,
         )
         self._stream.send(message)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from walflow.model import ChangeStats, ChangeType, Column, TableSchema
+from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Column, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -43,8 +43,6 @@ EXACT_TYPE = "map<string,string>"
 UPSERT = "upsert"
 DELETE = "delete"
 
-OLD_EXACT = "_old."
-"""In front of a column's name in ``_exact``: the text is of the value in ``_old``."""
 
 # What Postgres stores in the row itself is always sent; only the rest can be left out.
 _ALWAYS_SENT = (
