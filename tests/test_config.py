@@ -43,7 +43,7 @@ class TestLayers:
         settings = load(tmp_path)
         assert settings.slot == "walflow_default"
         assert settings.log_folder == Path.home() / ".walflow" / "default"
-        assert settings.copying.max_connections == 4
+        assert settings.max_copy_connections == 4
         assert settings.source.uri.get_secret_value() == URI
 
     def test_environment_wins_over_the_file_and_the_command_line_over_both(
@@ -63,11 +63,11 @@ class TestLayers:
         assert settings.source.uri.get_secret_value() == URI
 
     def test_the_key_copy_works_in_every_layer(self, tmp_path: Path) -> None:
-        assert load(tmp_path, "copy: {max_connections: 2}").copying.max_connections == 2
-        environment = {"WALFLOW_COPY__MAX_CONNECTIONS": "3"}
-        assert load(tmp_path, "", environment).copying.max_connections == 3
-        overrides = {**REQUIRED, "copy.max_connections": 5}
-        assert load(tmp_path, "", environment, overrides).copying.max_connections == 5
+        assert load(tmp_path, "copy: {range_bytes: 2}").copying.range_bytes == 2
+        environment = {"WALFLOW_COPY__RANGE_BYTES": "3"}
+        assert load(tmp_path, "", environment).copying.range_bytes == 3
+        overrides = {**REQUIRED, "copy.range_bytes": 5}
+        assert load(tmp_path, "", environment, overrides).copying.range_bytes == 5
 
     def test_dotted_overrides_meet_sections_and_nones_say_nothing(self, tmp_path: Path) -> None:
         overrides = {

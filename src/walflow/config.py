@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -33,9 +33,11 @@ __all__ = [
     "CopySettings",
     "DestinationSettings",
     "LogSettings",
+    "MappingSettings",
     "Settings",
     "SourceSettings",
     "SparkSettings",
+    "StoreSettings",
     "TypeSettings",
     "host_and_port",
     "load_settings",
@@ -116,6 +118,14 @@ class SourceSettings(_Section):
         pattern=r"^[a-z0-9_]{1,63}$",
         description="The replication slot; default walflow_<name>.",
     )
+    failover: bool = Field(
+        False, description="Make the slot one that standbys keep (Postgres 17 and newer)."
+    )
+    on_slot_lost: Literal["error", "resync"] = Field(
+        "error",
+        description="What to do when the slot is gone or was invalidated: end with an error, or "
+        "make a new one and copy again what may have missed changes.",
+    )
     backlog_bytes: int = Field(
         64 << 20, ge=0, description="From this much unread log on, the bulk path reads it."
     )
@@ -143,7 +153,6 @@ class LogSettings(_Section):
 
 
 class CopySettings(_Section):
-    max_connections: int = Field(4, ge=1, description="Source connections that copy at once.")
     range_bytes: int = Field(
         64 << 20, gt=0, description="About how much of a table one range of pages covers."
     )
@@ -165,7 +174,34 @@ class DestinationSettings(_Section):
         yield from (("uri", redacted(self.uri)), ("options", _without_secrets(self.options)))
 
 
+class MappingSettings(_Section):
+    template: str = Field(
+        "{schema}.{table}",
+        description="The destination's name for a table, as namespace.table; {schema} and "
+        "{table} stand for the source's.",
+    )
+    tables: Options = Field(
+        default_factory=dict,
+        description="Names for single tables: {public.orders: sales.orders}.",
+    )
+
+
+class StoreSettings(_Section):
+    uri: SecretStr | None = Field(
+        None,
+        description="sqlite:///file, postgresql://…, redis://… or memory:; default: state.db in "
+        "the log's folder.",
+    )
+    postgres_schema: str = Field(
+        "walflow", min_length=1, description="Where tables of a Postgres store are made."
+    )
+    redis_prefix: str = Field("etl:", description="What the keys of a Redis store begin with.")
+
+
 class SparkSettings(_Section):
+    remote: str | None = Field(
+        None, description="sc://host:port of a Spark Connect server, instead of `master`."
+    )
     master: str = Field("local[*]", description="local[N], spark://host:port, …")
     driver_memory: str = Field(
         "2g", pattern=r"^(?i)\d+[kmgt]b?$", description="The JVM's heap, like 512m or 2g."
@@ -194,6 +230,23 @@ class Settings(_Section):
     # The key is `copy` everywhere; the attribute is not, because BaseModel has a method copy().
     copying: CopySettings = Field(CopySettings(), alias="copy")
     types: TypeSettings = TypeSettings()
+    mapping: MappingSettings = MappingSettings()
+    store: StoreSettings = StoreSettings()
+    max_table_sync_workers: int = Field(4, ge=1, description="Tables that are copied at once.")
+    max_copy_connections: int = Field(
+        4, ge=1, description="Source connections that copy at once, over all tables."
+    )
+    table_error_retry_delay_ms: int = Field(
+        10_000,
+        ge=0,
+        description="How long a table that failed waits for its next attempt; doubles each time.",
+    )
+    table_error_retry_max_attempts: int = Field(
+        5, ge=0, description="After so many failures in a row a table waits for `walflow retry`."
+    )
+    on_table_removed: Literal["keep", "drop"] = Field(
+        "keep", description="What becomes of the destination's table when one is unpublished."
+    )
     spark: SparkSettings = SparkSettings()
     metrics_address: Annotated[str, AfterValidator(_address)] | None = Field(
         None, description="host:port to serve /metrics on; default: not served."

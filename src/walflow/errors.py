@@ -20,21 +20,28 @@ __all__ = [
     "DestinationForeign",
     "DiskFull",
     "ErrorKind",
+    "FailpointReached",
+    "IllegalMove",
     "JarsMissing",
     "JavaMissing",
+    "LeaseLost",
     "LogDamaged",
     "LogError",
     "LogForeign",
     "LogInUse",
+    "MappingConflict",
     "NoFreeSender",
     "NoFreeSlot",
     "NoReplicaIdentity",
     "NoReplicationRight",
     "NoSelectRight",
     "NotEqual",
+    "NothingToRollBack",
+    "PipelineInUse",
     "PostgresMissing",
     "ProtocolError",
     "PublicationMissing",
+    "RequestRefused",
     "ReservedColumnName",
     "ServerTooOld",
     "SlotInUse",
@@ -43,6 +50,10 @@ __all__ = [
     "SourceError",
     "SparkError",
     "Stopped",
+    "StoreError",
+    "StoreForeign",
+    "TablesSetAside",
+    "UnknownTable",
     "WalLevelNotLogical",
     "WalflowError",
 ]
@@ -54,6 +65,7 @@ class ErrorKind(StrEnum):
     LOG = "log"
     SPARK = "spark"
     DESTINATION = "destination"
+    STORE = "store"
     RESULT = "result"
 
 
@@ -99,6 +111,12 @@ class BadUri(ConfigError):
         "The source is postgresql://user:password@host:port/database, "
         "the destination iceberg:///folder/of/the/tables."
     )
+
+
+class MappingConflict(ConfigError):
+    """Two source tables would share one destination table."""
+
+    exit_code = 4
 
 
 class SourceError(WalflowError):
@@ -304,6 +322,84 @@ class DestinationForeign(DestinationError):
 
     retry = False
     exit_code = 51
+
+
+class TablesSetAside(DestinationError):
+    """All others are up to date, but these tables were set aside and wait for an operator."""
+
+    retry = False
+    exit_code = 52
+
+
+class StoreError(WalflowError):
+    """The store of the pipeline's state cannot be read or written."""
+
+    kind = ErrorKind.STORE
+    retry = True
+    exit_code = 70
+    default_hint = "Check store.uri, and that its server runs. Nothing is lost: try again."
+
+
+class StoreForeign(StoreError):
+    """What is in the store was made by a newer walflow, or by something else."""
+
+    retry = False
+    exit_code = 71
+
+
+class PipelineInUse(StoreError):
+    """Another process runs this pipeline."""
+
+    retry = False
+    exit_code = 72
+    default_hint = "Stop the other process, or give this pipeline another name (--name)."
+
+
+class LeaseLost(StoreError):
+    """Another process has taken the pipeline over."""
+
+    retry = False
+    exit_code = 73
+    default_hint = (
+        "This process could not reach the store for too long. See which one runs the pipeline "
+        "with: walflow status."
+    )
+
+
+class NothingToRollBack(StoreError):
+    """The table has no earlier state."""
+
+    retry = False
+    exit_code = 74
+
+
+class UnknownTable(WalflowError):
+    """The pipeline has no table of that name."""
+
+    kind = ErrorKind.CONFIG
+    exit_code = 75
+
+
+class IllegalMove(WalflowError):
+    """A table cannot go from its phase to that one."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 76
+
+
+class RequestRefused(WalflowError):
+    """The running pipeline could not do what a command asked for."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 77
+
+
+class FailpointReached(WalflowError):
+    """A test asked for an error here."""
+
+    kind = ErrorKind.RESULT
+    retry = True
+    exit_code = 78
 
 
 class Stopped(WalflowError):

@@ -3,6 +3,8 @@
 ``Destination`` is the least that one must do. The other protocols are optional and found with
 ``isinstance``; a destination that has ``Positioned`` gets every change effectively once, any other
 at least once. All calls may come from several threads, never two at once for the same table.
+
+The schema that a destination is given has the *destination's* name for the table, by the mapping.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AdoptsFiles",
     "Destination",
+    "DropsTables",
     "Events",
     "Positioned",
     "Shutdown",
     "Startup",
+    "SwapsTables",
     "TableChanges",
     "TablesFailed",
 ]
@@ -153,12 +157,8 @@ class Positioned(Protocol):
     def applied(self, table: TableSchema) -> Lsn | None:
         """Up to where the table has all changes; None: there is no complete copy of it."""
 
-    def mark_applied(self, table: TableSchema, position: Lsn, settled: Lsn | None = None) -> None:
-        """Called when the copy is complete: the table has all up to the position.
-
-        ``settled`` is given when parts of the copy saw later states than the position: until the
-        changes up to there are applied too, rows of them may be in the table already.
-        """
+    def mark_applied(self, table: TableSchema, position: Lsn) -> None:
+        """Called when the copy is complete: the table has all up to the position."""
 
 
 @runtime_checkable
@@ -166,16 +166,28 @@ class AdoptsFiles(Protocol):
     """Can take finished Parquet files over as they are, instead of write_table_rows."""
 
     def adopt_files(
-        self,
-        table: TableSchema,
-        files: Sequence[Path],
-        position: Lsn,
-        exact: bool,
-        settled: Lsn | None = None,
+        self, table: TableSchema, files: Sequence[Path], position: Lsn, exact: bool
     ) -> None:
         """Make the table from the copy's files and mark it as applied up to the position.
 
-        What was there before is replaced. ``exact``: some file has the column ``_exact``. The
-        files are gone afterwards. If it fails, they are as they were, the table has no position,
-        and the call may be repeated.
+        What was there before, of whatever form, is replaced in one step: readers see the old
+        table or the new one. ``exact``: some file has the column ``_exact``. The files stay with
+        the caller, who may remove them afterwards. If it fails, all is as it was, and the call
+        may be repeated; so it may after it has succeeded.
         """
+
+
+@runtime_checkable
+class SwapsTables(Protocol):
+    """Can put one table in the place of another: a copy is then written to a shadow, and readers
+    see the former table until it is complete."""
+
+    def swap_table(self, shadow: TableSchema, table: TableSchema) -> None:
+        """Make the shadow the table. There may be none so far. The former one is gone after it;
+        a position that was marked on the shadow is the table's. Repeats safely."""
+
+
+@runtime_checkable
+class DropsTables(Protocol):
+    def drop_table(self, table: TableSchema) -> None:
+        """Remove the table, if it is there and is this pipeline's. Repeats safely."""

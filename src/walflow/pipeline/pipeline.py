@@ -261,6 +261,7 @@ class Pipeline:
             self.tables,
             self._metrics,
             settings.copying,
+            settings.max_copy_connections,
         )
         self._applier = Applier(spark, self._log, destination, self.tables, self._metrics)
         self._joiner = Joiner(

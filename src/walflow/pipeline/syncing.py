@@ -51,6 +51,7 @@ class Copier:
     tables: Tables
     metrics: PipelineMetrics
     settings: CopySettings
+    max_connections: int
 
     def copy(self, tables: Sequence[PublishedTable], keeper: SnapshotKeeper, at: Lsn) -> None:
         """Copy these tables as they are at the position; each is followed from there on.
@@ -61,7 +62,7 @@ class Copier:
         ranges = copy_ranges(tables, self.settings.range_bytes)
         workers = max(1, min(_TABLES_AT_ONCE, len(tables)))
         # No more shares than run at once: each has a session of its own to open.
-        at_once = min(self.settings.max_connections, cores(self.spark))
+        at_once = min(self.max_connections, cores(self.spark))
         shares = max(1, at_once // workers)
         by_table: dict[int, list[CopyRange]] = {}
         for piece in ranges:
