@@ -100,7 +100,7 @@ def _copier(
             for table in published:
                 tables.put(TableState(table.schema))
             copier = Copier(
-                server.uri, name, spark, log, destination, tables, metrics, CopySettings()
+                server.uri, name, spark, log, destination, tables, metrics, CopySettings(), 4
             )
             with keep_snapshot(server.uri, created.snapshot) as keeper:
                 copier.copy(published, keeper, created.consistent_point)
