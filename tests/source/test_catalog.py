@@ -291,3 +291,17 @@ def test_flags_of_a_publication(any_database: Database) -> None:
 def read_flags(database: Database) -> Publication:
     with connect(database.replicator(), application_name="t") as connection:
         return read_publication(connection, "walflow")
+
+
+def test_a_rewritten_table_has_another_file(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow FOR TABLE t"
+    )
+    (before,) = published(any_database)["t"].relations
+    any_database.execute("INSERT INTO t VALUES (1)", "VACUUM t", "ANALYZE t")
+    (same,) = published(any_database)["t"].relations
+    assert same.filenode == before.filenode > 0
+    any_database.execute("VACUUM FULL t")
+    (after,) = published(any_database)["t"].relations
+    assert after.oid == before.oid
+    assert after.filenode not in (before.filenode, 0)

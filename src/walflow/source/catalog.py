@@ -74,6 +74,9 @@ class PhysicalRelation:
     """Whether our role may SELECT from it, and row security hides nothing."""
     has_identity: bool
     """Whether Postgres logs what finds the old row of an update or delete."""
+    filenode: int
+    """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
        coalesce(pg_table_size(c.oid), 0),
        greatest(c.reltuples, 0)::int8,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-         AND NOT row_security_active(c.oid)
+         AND NOT row_security_active(c.oid),
+       coalesce(pg_relation_filenode(c.oid), 0)
   FROM unnest(%s::oid[]) AS root
   LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
   JOIN pg_class AS c ON c.oid = coalesce(t.relid, root)
@@ -207,10 +211,18 @@ def published_tables(
     types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table)
 
     physical: dict[int, list[PhysicalRelation]] = defaultdict(list)
-    for root, oid, schema, name, identity, pages, size, rows, readable in relations:
-        usable = identities.usable(oid, ReplicaIdentity(identity))
+    for root, oid, schema, name, identity, pages, size, rows, readable, filenode in relations:
         physical[root].append(
-            PhysicalRelation(oid, TableName(schema, name), pages, size, rows, readable, usable)
+            PhysicalRelation(
+                oid=oid,
+                name=TableName(schema, name),
+                pages=pages,
+                bytes=size,
+                rows=rows,
+                readable=readable,
+                has_identity=identities.usable(oid, ReplicaIdentity(identity)),
+                filenode=filenode,
+            )
         )
 
     found = []
