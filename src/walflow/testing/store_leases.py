@@ -1,0 +1,200 @@
+"""The part of the contract of stores that is about several processes: leases and requests.
+
+It is used through ``walflow.testing.stores.StoreContract``, which has the fixtures.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from walflow.errors import LeaseLost, PipelineInUse
+from walflow.model import Lsn, TableName
+from walflow.stores.base import Action, Holder, Report, Request, Store
+
+__all__ = ["LeaseContract", "RequestContract"]
+
+_ONE = Holder("5d6e", "east.example", 4711)
+_TWO = Holder("77aa", "west.example", 4712)
+_REPORT = Report(Lsn(300), Lsn(200), Lsn(100), 1.5, 1_763_000_000.25)
+_SHORT = 0.2
+_LONG = 300.0
+
+
+class LeaseContract:
+    """One process at a time runs a pipeline."""
+
+    def test_a_lease_is_seen_by_all(self, opening: Callable[[str], Store], pipeline: str) -> None:
+        store, other = opening(pipeline), opening(pipeline)
+        store.acquire_lease(_ONE, _LONG)
+        for seen in (store.get_lease(), other.get_lease()):
+            assert seen is not None
+            assert (seen.holder, seen.report) == (_ONE, None)
+            assert 0 < seen.seconds_left <= _LONG
+
+    def test_the_holder_may_take_it_again(self, store: Store) -> None:
+        store.acquire_lease(_ONE, 1)
+        store.acquire_lease(_ONE, _LONG)
+        assert _seconds_left(store) > 1
+
+    def test_another_is_refused(self, opening: Callable[[str], Store], pipeline: str) -> None:
+        store, other = opening(pipeline), opening(pipeline)
+        store.acquire_lease(_ONE, _LONG)
+        with pytest.raises(PipelineInUse) as refused:
+            other.acquire_lease(_TWO, _LONG)
+        assert _ONE.host in refused.value.message
+        assert str(_ONE.pid) in refused.value.message
+        assert _holder(store) == _ONE
+
+    def test_a_released_lease_is_free(self, store: Store) -> None:
+        store.acquire_lease(_ONE, _LONG)
+        store.release_lease(_ONE)
+        store.release_lease(_ONE)
+        assert store.get_lease() is None
+        store.acquire_lease(_TWO, _LONG)
+        assert _holder(store) == _TWO
+
+    def test_only_the_holder_releases(self, store: Store) -> None:
+        store.release_lease(_TWO)
+        store.acquire_lease(_ONE, _LONG)
+        store.release_lease(_TWO)
+        assert _holder(store) == _ONE
+
+    def test_a_lease_that_ran_out_can_be_taken(self, store: Store) -> None:
+        store.acquire_lease(_ONE, _SHORT)
+        store.renew_lease(_ONE, _SHORT, _REPORT)
+        _wait_until_run_out(store)
+        assert _holder(store) == _ONE
+        store.acquire_lease(_TWO, _LONG)
+        lease = store.get_lease()
+        assert lease is not None
+        assert (lease.holder, lease.report) == (_TWO, None)
+        # The one that had it learns of it, and changes nothing.
+        with pytest.raises(LeaseLost) as lost:
+            store.renew_lease(_ONE, _LONG, _REPORT)
+        assert _TWO.host in lost.value.message
+        store.release_lease(_ONE)
+        with pytest.raises(PipelineInUse):
+            store.acquire_lease(_ONE, _LONG)
+        lease = store.get_lease()
+        assert lease is not None
+        assert (lease.holder, lease.report) == (_TWO, None)
+
+    def test_a_lease_that_was_taken_and_released_is_lost_too(self, store: Store) -> None:
+        store.acquire_lease(_ONE, _SHORT)
+        _wait_until_run_out(store)
+        store.acquire_lease(_TWO, _LONG)
+        store.release_lease(_TWO)
+        with pytest.raises(LeaseLost):
+            store.renew_lease(_ONE, _LONG)
+        assert store.get_lease() is None
+
+    def test_a_lease_that_ran_out_is_renewed_if_nobody_took_it(self, store: Store) -> None:
+        store.acquire_lease(_ONE, _SHORT)
+        _wait_until_run_out(store)
+        store.renew_lease(_ONE, _LONG, _REPORT)
+        assert _seconds_left(store) > _SHORT
+        with pytest.raises(PipelineInUse):
+            store.acquire_lease(_TWO, _LONG)
+
+    def test_the_last_report_stays(self, store: Store) -> None:
+        newer = replace(_REPORT, applied=Lsn(200), lag_seconds=0.0)
+        store.acquire_lease(_ONE, _LONG)
+        for report, expected in ((_REPORT, _REPORT), (newer, newer), (None, newer)):
+            store.renew_lease(_ONE, _LONG, report)
+            lease = store.get_lease()
+            assert lease is not None
+            assert lease.report == expected
+
+    def test_of_many_at_once_one_gets_it(
+        self, opening: Callable[[str], Store], pipeline: str
+    ) -> None:
+        stores = [opening(pipeline) for _ in range(4)]
+        holders = [Holder(f"h{number}", "host", number) for number in range(8)]
+        for attempt in ("never taken", "released", "run out"):
+            ready = threading.Barrier(len(holders))
+
+            def take(number: int, ready: threading.Barrier = ready) -> Holder | None:
+                ready.wait(30)
+                try:
+                    stores[number % len(stores)].acquire_lease(holders[number], _LONG)
+                except PipelineInUse:
+                    return None
+                return holders[number]
+
+            with ThreadPoolExecutor(len(holders)) as pool:
+                winners = [won for won in pool.map(take, range(len(holders))) if won is not None]
+            assert len(winners) == 1, attempt
+            assert _holder(stores[0]) == winners[0]
+            stores[0].release_lease(winners[0])
+            if attempt == "released":
+                stores[0].acquire_lease(_ONE, _SHORT)
+                _wait_until_run_out(stores[0])
+
+
+class RequestContract:
+    """What a command asks of a pipeline that runs in another process."""
+
+    def test_requests_wait_oldest_first(
+        self, opening: Callable[[str], Store], pipeline: str
+    ) -> None:
+        running, command = opening(pipeline), opening(pipeline)
+        asked = [_request(f"r{n}", action, n) for n, action in enumerate(Action)]
+        for request in (asked[2], asked[0], asked[1]):
+            command.put_request(request)
+        assert running.open_requests() == asked
+        assert running.get_request("r1") == asked[1]
+        assert running.get_request("r9") is None
+
+    def test_an_outcome_is_seen_by_all(
+        self, opening: Callable[[str], Store], pipeline: str
+    ) -> None:
+        running, command = opening(pipeline), opening(pipeline)
+        first, second, third = (_request(f"r{n}", Action.RETRY, n) for n in range(3))
+        for request in (first, second, third):
+            command.put_request(request)
+        running.finish_request("r0", "done: größer")
+        running.finish_request("r2", "no such table", refused=True)
+        assert command.get_request("r0") == replace(first, outcome="done: größer")
+        assert command.get_request("r2") == replace(third, outcome="no such table", refused=True)
+        assert command.get_request("r1") == second
+        assert command.open_requests() == [second]
+
+    def test_an_unknown_request_is_not_finished(self, store: Store) -> None:
+        store.finish_request("r9", "done")
+        assert store.get_request("r9") is None
+        assert store.open_requests() == []
+
+    def test_a_request_that_is_put_twice_is_one(self, store: Store) -> None:
+        request = _request("r1", Action.ROLLBACK, 0)
+        store.put_request(request)
+        store.put_request(request)
+        assert store.open_requests() == [request]
+
+
+def _request(id: str, action: Action, age: int) -> Request:
+    # Of today: a store may forget what was finished long ago.
+    return Request(id, TableName("shop", 'the "orders"'), action, time.time() - 60 + age)
+
+
+def _holder(store: Store) -> Holder | None:
+    lease = store.get_lease()
+    return None if lease is None else lease.holder
+
+
+def _seconds_left(store: Store) -> float:
+    lease = store.get_lease()
+    assert lease is not None
+    return lease.seconds_left
+
+
+def _wait_until_run_out(store: Store) -> None:
+    deadline = time.monotonic() + 30
+    while _seconds_left(store) > 0:
+        assert time.monotonic() < deadline, "the lease does not run out"
+        time.sleep(0.02)

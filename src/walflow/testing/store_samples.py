@@ -1,0 +1,57 @@
+"""Forms and states with everything in them that a store must not lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from walflow.model import Column, Lsn, PgType, Phase, ReplicaIdentity, TableName, TableSchema
+from walflow.states import (
+    Membership,
+    RetryKind,
+    RetryPolicy,
+    TableError,
+    TableReplicationState,
+)
+
+__all__ = ["ERRORED", "ITEMS", "ORDERS", "SCHEMA", "SINCE", "WAY", "state_of"]
+
+ORDERS, ITEMS = 16384, 16385
+SINCE = 1_763_000_000.25
+
+_INT = PgType("integer", 23, 23)
+_TAGS = PgType("mood[]", 16501, 16501, element=PgType("mood", 16500, 25), delimiter=";")
+SCHEMA = TableSchema(
+    oid=ORDERS,
+    name=TableName("public", 'the "orders"'),
+    columns=(
+        Column("id", _INT, "int", nullable=False, position=1),
+        Column("größe", _TAGS, "array<string>", position=3),
+    ),
+    key=("id",),
+    replica_identity=ReplicaIdentity.FULL,
+    version=Lsn.parse("16/B374D848"),
+)
+ERRORED = TableReplicationState(
+    table=TableName("shop", "orders"),
+    phase=Phase.ERRORED,
+    since=SINCE + 0.1,
+    position=Lsn.parse("16/B374D848"),
+    rows_copied=1_000_000_007,
+    changes_applied=12,
+    attempts=3,
+    error=TableError(
+        code="DestinationError",
+        reason="no \x00 space\nleft ä 'disk' \"full\" {0} %s :x",
+        hint="Free some.",
+        retry=RetryPolicy(RetryKind.TIMED, at=SINCE + 10.125),
+        phase=Phase.CATCHUP,
+    ),
+    membership=Membership(frozenset({1, 16384}), "(price > 0)", frozenset({7, 8})),
+)
+
+
+def state_of(phase: Phase, step: int = 0, **values: Any) -> TableReplicationState:
+    return TableReplicationState(TableName("shop", "orders"), phase, SINCE + step, **values)
+
+
+WAY = [state_of(phase, step) for step, phase in enumerate(list(Phase)[:4])]
