@@ -1,0 +1,241 @@
+"""A store in Redis, 6.2 or newer, for pipelines whose machines come and go.
+
+Everything is kept there, under keys that begin with ``<prefix><pipeline>:``. It is as durable as
+the server: an append-only file makes it survive the server's restart.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from walflow.model import TableName, TableSchema
+from walflow.states import TableReplicationState
+from walflow.stores import redis_scripts as scripts
+from walflow.stores.base import Action, Holder, Lease, Report, Request
+from walflow.stores.cached import CachedStore
+from walflow.stores.redis_connection import RedisConnection
+from walflow.stores.refusals import lease_lost, nothing_to_roll_back, pipeline_in_use
+
+__all__ = ["RedisStore"]
+
+_Value = TypeVar("_Value")
+
+
+class RedisStore(CachedStore):
+    """Cached reads, and writes that are one atomic script each.
+
+    Calls wait some seconds for a server that restarts, and raise StoreError if it stays away.
+    """
+
+    def __init__(self, uri: str, pipeline: str, prefix: str = "etl:") -> None:
+        """``uri`` as redis-py takes it: redis://, rediss:// (TLS) or unix://, options included."""
+        super().__init__()
+        self._pipeline = pipeline
+        self._keys = scripts.Keys.of(prefix, pipeline)
+        self._server = RedisConnection(uri)
+        try:
+            self._check_format()
+            self._server.warn_of_loss()
+            self.load()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _check_format(self) -> None:
+        found: Any = self._server.ask(lambda client: client.get(self._keys.format))
+        if found not in (None, scripts.FORMAT):
+            raise self._server.foreign(f"its format is {found!r}")
+
+    # -- schemas, states, mappings ------------------------------------------------------------
+
+    def get_table_replication_history(self, table: int) -> list[TableReplicationState]:
+        keys = self._keys
+        earlier, current = self._server.read_together(
+            ("HGET", keys.history, str(table)), ("HGET", keys.states, str(table))
+        )
+        lines = [*(earlier.split("\n") if earlier else ()), *([current] if current else ())]
+        return [self._understood(_state, line) for line in lines]
+
+    def _read_schemas(self) -> Iterable[TableSchema]:
+        return [self._understood(_schema, form) for form in self._all(self._keys.schemas).values()]
+
+    def _write_schema(self, schema: TableSchema) -> None:
+        field = f"{schema.oid}:{int(schema.version)}"
+        self._put(self._keys.schemas, field, json.dumps(schema.to_dict()))
+
+    def _read_states(self) -> Mapping[int, TableReplicationState]:
+        entries = self._all(self._keys.states)
+        return {int(table): self._understood(_state, line) for table, line in entries.items()}
+
+    def _write_states(self, states: Mapping[int, TableReplicationState]) -> None:
+        pairs = [part for table, state in states.items() for part in (table, _state_line(state))]
+        self._server.run(scripts.UPDATE_STATES, self._keys.of_states, *pairs)
+
+    def _roll_back(self, table: int) -> TableReplicationState:
+        this_call = uuid.uuid4().hex
+        line = self._server.run(scripts.ROLL_BACK, self._keys.of_states, table, this_call)
+        if line is None:
+            raise nothing_to_roll_back(self._pipeline, table)
+        return self._understood(_state, line)
+
+    def _read_mappings(self) -> Mapping[int, TableName]:
+        entries = self._all(self._keys.mappings)
+        return {int(table): self._understood(_mapping, name) for table, name in entries.items()}
+
+    def _write_mapping(self, table: int, destination: TableName) -> None:
+        name = json.dumps({"schema": destination.schema, "name": destination.name})
+        self._put(self._keys.mappings, str(table), name)
+
+    def _forget_table(self, table: int) -> None:
+        keys = [*self._keys.of_states, self._keys.mappings, self._keys.schemas]
+        self._server.run(scripts.CLEAN_UP_TABLE, keys, table)
+
+    def _forget_pipeline(self) -> None:
+        self._server.ask(lambda client: client.unlink(*self._keys.all))
+
+    def _all(self, key: str) -> dict[str, str]:
+        entries: Any = self._server.ask(lambda client: client.hgetall(key))
+        return dict(entries)
+
+    def _put(self, key: str, field: str, value: str) -> None:
+        self._server.run(scripts.PUT_FIELD, [self._keys.format, key], field, value)
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def acquire_lease(self, holder: Holder, seconds: float) -> None:
+        held = self._server.run(
+            scripts.ACQUIRE_LEASE,
+            self._keys.of_lease,
+            holder.id,
+            _holder_text(holder),
+            _ms(seconds),
+        )
+        if held is not None:
+            by, milliseconds_left = held
+            other = self._understood(_holder, by)
+            raise pipeline_in_use(self._pipeline, other, int(milliseconds_left) / 1000)
+
+    def renew_lease(self, holder: Holder, seconds: float, report: Report | None = None) -> None:
+        taken_by = self._server.run(
+            scripts.RENEW_LEASE,
+            self._keys.of_lease,
+            holder.id,
+            _holder_text(holder),
+            _ms(seconds),
+            *([] if report is None else [json.dumps(report.to_dict())]),
+        )
+        if taken_by is not None:
+            other = self._understood(_holder, taken_by) if taken_by else None
+            raise lease_lost(self._pipeline, other)
+
+    def release_lease(self, holder: Holder) -> None:
+        self._server.run(scripts.RELEASE_LEASE, self._keys.of_lease, holder.id)
+
+    def get_lease(self) -> Lease | None:
+        now, lease = self._server.read_together(("TIME",), ("HGETALL", self._keys.lease))
+        if not lease:
+            return None
+        seconds, microseconds = now
+        return Lease(
+            self._understood(_holder, lease["holder"]),
+            int(lease["ends"]) / 1000 - (seconds + microseconds / 1_000_000),
+            self._understood(_report, lease["report"]) if "report" in lease else None,
+        )
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def put_request(self, request: Request) -> None:
+        self._server.run(
+            scripts.PUT_REQUEST, self._keys.of_requests, request.id, _request_text(request)
+        )
+
+    def open_requests(self) -> list[Request]:
+        waiting = [self._understood(_request, r) for r in self._all(self._keys.requests).values()]
+        return sorted(waiting, key=lambda request: (request.asked, request.id))
+
+    def finish_request(self, id: str, outcome: str, *, refused: bool = False) -> None:
+        text = json.dumps({"outcome": outcome, "refused": refused})
+        self._server.run(scripts.FINISH_REQUEST, self._keys.of_requests, id, text)
+
+    def get_request(self, id: str) -> Request | None:
+        waiting, finished = self._server.read_together(
+            ("HGET", self._keys.requests, id), ("HGET", self._keys.finished, id)
+        )
+        text = waiting or finished
+        return None if text is None else self._understood(_request, text)
+
+    def _understood(self, read: Callable[[str], _Value], text: str) -> _Value:
+        try:
+            return read(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._server.foreign(f"{text[:200]!r} ({error!r})") from error
+
+
+# A state is one line: what makes it the same entry of the history (phase and time), which the
+# server compares, then the whole of it.
+
+
+def _state_line(state: TableReplicationState) -> str:
+    return f"{state.phase} {float(state.since)!r} {json.dumps(state.to_dict())}"
+
+
+def _state(line: str) -> TableReplicationState:
+    _, _, text = line.split(" ", 2)
+    return TableReplicationState.from_dict(json.loads(text))
+
+
+def _schema(text: str) -> TableSchema:
+    return TableSchema.from_dict(json.loads(text))
+
+
+def _mapping(text: str) -> TableName:
+    raw = json.loads(text)
+    return TableName(raw["schema"], raw["name"])
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _holder_text(holder: Holder) -> str:
+    return json.dumps({"id": holder.id, "host": holder.host, "pid": holder.pid})
+
+
+def _holder(text: str) -> Holder:
+    raw = json.loads(text)
+    return Holder(raw["id"], raw["host"], raw["pid"])
+
+
+def _report(text: str) -> Report:
+    return Report.from_dict(json.loads(text))
+
+
+def _request_text(request: Request) -> str:
+    return json.dumps(
+        {
+            "id": request.id,
+            "schema": request.table.schema,
+            "table": request.table.name,
+            "action": request.action.value,
+            "asked": request.asked,
+        }
+    )
+
+
+def _request(text: str) -> Request:
+    """With what came of it on a second line, once it is finished."""
+    asked, _, came = text.partition("\n")
+    raw = json.loads(asked)
+    return Request(
+        raw["id"],
+        TableName(raw["schema"], raw["table"]),
+        Action(raw["action"]),
+        raw["asked"],
+        **(json.loads(came) if came else {}),
+    )

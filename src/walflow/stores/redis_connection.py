@@ -1,0 +1,179 @@
+"""The way to the Redis server: it is asked again while it is away for a moment, and what goes
+wrong becomes an error of ours, without the password."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import structlog
+
+from walflow.errors import BadUri, ConfigError, StoreError, StoreForeign
+from walflow.redaction import MASK, redacted
+from walflow.stores.redis_scripts import FOREIGN
+
+try:
+    import redis
+    from redis.backoff import EqualJitterBackoff, NoBackoff
+    from redis.exceptions import (
+        AuthenticationError,
+        AuthorizationError,
+        ConnectionError,
+        NoPermissionError,
+        RedisError,
+        ResponseError,
+        TimeoutError,
+    )
+    from redis.retry import Retry
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "A store in Redis needs the Python package redis.",
+        hint="Install it: pip install 'walflow[redis]'",
+    ) from missing
+
+__all__ = ["RedisConnection"]
+
+_log = structlog.get_logger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_OPEN_SECONDS = 1.0
+"""How long a server that was never reached is tried: a wrong address should be told soon."""
+
+_PATIENCE_SECONDS = 5.0
+"""How long a server that was there is tried again: it restarts in this time."""
+
+_URI_HINT = (
+    "A Redis store is redis://user:password@host:port/number, rediss://… for TLS, or "
+    "unix:///path/of/the/socket?db=number. Percent-encode what is special in a password."
+)
+_LOGIN_HINT = (
+    "Check user and password in store.uri, and the rights: ACL SETUSER <user> on "
+    ">password ~<store.redis_prefix>* +@read +@write +@scripting +@transaction +@connection +time"
+)
+
+
+class RedisConnection:
+    """A server, for many threads. What it is asked must repeat safely."""
+
+    def __init__(self, uri: str) -> None:
+        """Raises StoreError within seconds if there is no server."""
+        self._shown = redacted(uri)
+        try:
+            # Repeats are made by `ask`: those of the client itself multiply one another (each
+            # attempt to send tries to connect as often again). Settings in the URI win over these.
+            self._client = redis.Redis.from_url(
+                uri,
+                retry=Retry(NoBackoff(), 0),
+                decode_responses=True,
+                socket_timeout=5,
+            )
+            self._password: object = self._client.get_connection_kwargs().get("password")
+            self.ask(lambda client: client.ping(), patience=_OPEN_SECONDS)
+        except (ValueError, TypeError):
+            # What these say may be a piece of the password, taken for a port or an option.
+            raise BadUri(
+                f"{self._shown} is not the address of a Redis server.", hint=_URI_HINT
+            ) from None
+
+    def ask(
+        self, question: Callable[[redis.Redis], _Answer], *, patience: float = _PATIENCE_SECONDS
+    ) -> _Answer:
+        """The answer, asked for again while the server cannot be reached, until the patience (in
+        seconds) ends."""
+        deadline = time.monotonic() + patience
+
+        def give_up_in_time(error: Exception) -> None:
+            if _is_refused_login(error) or time.monotonic() > deadline:
+                raise error
+
+        retry = Retry(EqualJitterBackoff(cap=0.5, base=0.02), -1, (ConnectionError, TimeoutError))
+        try:
+            return retry.call_with_retry(lambda: question(self._client), give_up_in_time)
+        except (RedisError, UnicodeDecodeError) as error:
+            self._fail(error)
+
+    def run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
+        """What the script returns; a server that does not know it yet is taught it."""
+        return self.ask(lambda client: client.register_script(script)(keys, arguments))
+
+    def read_together(self, *commands: Sequence[str]) -> list[Any]:
+        """The answers of several commands at one moment."""
+
+        def question(client: redis.Redis) -> list[Any]:
+            transaction: Any
+            with client.pipeline(transaction=True) as transaction:
+                for command in commands:
+                    transaction.execute_command(*command)
+                answers: list[Any] = transaction.execute()
+            return answers
+
+        return self.ask(question)
+
+    def warn_of_loss(self) -> None:
+        """Say so in the log if the server is set up to lose what it is given."""
+        try:
+            settings = self.ask(_durability)
+        except StoreError:
+            # Managed servers do not show their settings; whether it can be reached is asked
+            # elsewhere.
+            return
+        if settings["appendonly"] == "no" and not settings["save"]:
+            _log.warning(
+                "the Redis server of the store keeps nothing on disk: when it restarts, all "
+                "tables are copied again",
+                store=self._shown,
+                hint="CONFIG SET appendonly yes, then CONFIG REWRITE",
+            )
+        policy = settings["maxmemory-policy"]
+        # The store's keys never expire, so policies that evict only what expires spare them.
+        if policy.startswith("allkeys") and settings["maxmemory"] != "0":
+            _log.warning(
+                "the Redis server of the store may drop the pipeline's state when memory is short",
+                store=self._shown,
+                maxmemory_policy=policy,
+                hint="CONFIG SET maxmemory-policy noeviction (or volatile-lru), "
+                "then CONFIG REWRITE",
+            )
+
+    def close(self) -> None:
+        """Repeats safely."""
+        self._client.close()
+
+    def foreign(self, found: str) -> StoreForeign:
+        return StoreForeign(
+            f"What the Redis store at {self._shown} holds for this pipeline is not ours: {found}",
+            hint="Another walflow (a newer one?) or another program wrote it. Use that version, "
+            "or choose another store.redis_prefix or database.",
+        )
+
+    def _fail(self, error: Exception) -> NoReturn:
+        said = redacted(str(error))
+        if isinstance(self._password, str) and self._password:
+            # A server that does not know the login's command repeats it, password and all.
+            said = said.replace(self._password, MASK)
+        # Not chained: the original may show the password.
+        if isinstance(error, UnicodeDecodeError) or FOREIGN in said or "WRONGTYPE" in said:
+            raise self.foreign(said) from None
+        message = f"The Redis store at {self._shown} does not answer as it should: {said}"
+        if _is_refused_login(error) or isinstance(error, NoPermissionError):
+            raise StoreError(message, hint=_LOGIN_HINT) from None
+        if isinstance(error, ResponseError):
+            raise StoreError(
+                message, hint="See what the server says. Nothing is lost: try again."
+            ) from None
+        raise StoreError(message) from None
+
+
+def _is_refused_login(error: Exception) -> bool:
+    return isinstance(error, AuthenticationError | AuthorizationError)
+
+
+def _durability(client: redis.Redis) -> dict[str, str]:
+    # One by one: Redis 6 takes one name only.
+    settings: dict[str, str] = {}
+    for name in ("appendonly", "save", "maxmemory", "maxmemory-policy"):
+        answer: Any = client.config_get(name)
+        settings |= answer
+    return settings

