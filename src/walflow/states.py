@@ -78,27 +78,57 @@ class TableError:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How the source publishes a table: if this changes, rows came or went without a change that
-    says so, and the table has to be copied again."""
+    """How the source publishes a table, and by which relations: what tells whether rows came or
+    went without a change in the log that says so."""
 
-    entries: frozenset[int] = frozenset()
-    """Oids of the publication's entries that the table is published by: itself, its schema, a
-    table that it is a partition of, or the publication (FOR ALL TABLES)."""
+    entries: frozenset[str] = frozenset()
+    """What it is published by: the publication (FOR ALL TABLES), or entries for itself, for its
+    schema, or for a table that it is a partition of. Each is another one after it, or the
+    table's place in that schema or below that table, was given up and taken again."""
     row_filter: str | None = None
-    relations: frozenset[int] = frozenset()
-    """Oids of the relations that hold its rows, without those that were born as its partitions
-    (and so were empty when they came)."""
+    kinds: frozenset[str] = frozenset()
+    """The kinds of change that are published: insert, update, delete, truncate."""
+    relations: frozenset[tuple[int, int]] = frozenset()
+    """The table itself as (oid, 0), and its partitions on all levels as (oid, transaction that
+    attached it)."""
+    came_empty: frozenset[int] = field(default=frozenset(), compare=False)
+    """Oids of those partitions that cannot have brought rows with them: they were made as
+    partitions, or have no rows yet."""
+
+    def continues(self, now: Membership) -> bool:
+        """Whether the log tells all that happened to the table's rows between this and ``now``.
+
+        If not, the table must be copied again. It is not so if the table was not published for a
+        time, if other rows or more kinds of change are published than before, if a partition was
+        detached or dropped, and if one was attached that may have had rows.
+        """
+        new = {oid for oid, _ in now.relations - self.relations}
+        return (
+            not self.entries.isdisjoint(now.entries)
+            and self.row_filter == now.row_filter
+            and now.kinds <= self.kinds
+            and self.relations <= now.relations
+            and new <= now.came_empty
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
+            "kinds": sorted(self.kinds),
             "relations": sorted(self.relations),
+            "came_empty": sorted(self.came_empty),
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(frozenset(raw["entries"]), raw["row_filter"], frozenset(raw["relations"]))
+        return cls(
+            entries=frozenset(raw["entries"]),
+            row_filter=raw["row_filter"],
+            kinds=frozenset(raw["kinds"]),
+            relations=frozenset((oid, attached) for oid, attached in raw["relations"]),
+            came_empty=frozenset(raw["came_empty"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

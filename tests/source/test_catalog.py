@@ -279,7 +279,8 @@ def test_a_column_with_one_of_our_names_is_refused(database: Database, name: str
 def test_flags_of_a_publication(any_database: Database) -> None:
     any_database.execute("CREATE PUBLICATION walflow WITH (publish = 'insert, delete')")
     flags = read_flags(any_database)
-    assert flags.unpublished == ("updates", "truncates")
+    assert flags.unpublished == ("update", "truncate")
+    assert flags.published == {"insert", "delete"}
     assert flags.needs_identity
     with (
         connect(any_database.uri, application_name="t") as connection,

@@ -20,10 +20,12 @@ from walflow.model import (
     quote_identifier,
 )
 from walflow.source.connection import Session, source_errors
+from walflow.source.membership import read_memberships
 from walflow.source.publication import Publication, read_publication
 from walflow.source.relation import Relation
 from walflow.source.types import TypeCatalog
 from walflow.source.values import spark_type
+from walflow.states import Membership
 
 __all__ = [
     "RESERVED_COLUMNS",
@@ -88,6 +90,7 @@ class PublishedTable:
     relations: tuple[PhysicalRelation, ...]
     """Where the rows lie: the table itself, or all partitions of one published via its root."""
     partitioned: bool
+    membership: Membership
     uncovered: tuple[str, ...] = ()
     """Columns of the replica identity that the publication's column list leaves out."""
 
@@ -105,9 +108,10 @@ class PublishedTable:
         return sum(relation.rows for relation in self.relations)
 
 
-# Postgres 14 has neither column lists nor row filters.
+# Postgres 14 has neither column lists nor row filters, and gives a partition twice if it and a
+# table above it are published.
 _TABLES = """
-SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind = 'p', {columns}
+SELECT DISTINCT c.oid, n.nspname, c.relname, c.relreplident, c.relkind = 'p', {columns}
   FROM pg_publication_tables AS p
   JOIN pg_namespace AS n ON n.nspname = p.schemaname
   JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
@@ -225,6 +229,15 @@ def published_tables(
             )
         )
 
+    memberships = read_memberships(
+        connection,
+        published,
+        {table[0]: table[-1] for table in tables},
+        rowless=frozenset(
+            part.oid for parts in physical.values() for part in parts if not part.pages
+        ),
+    )
+
     found = []
     for oid, schema, name, letter, partitioned, listed, row_filter in tables:
         # Before 18 a generated column is never published; since then the list says it all.
@@ -257,6 +270,7 @@ def published_tables(
                 row_filter=row_filter,
                 relations=tuple(physical[oid]),
                 partitioned=partitioned,
+                membership=memberships[oid],
                 uncovered=tuple(sorted(logged - names)),
             )
         )

@@ -139,9 +139,10 @@ def _warnings(publication: Publication, tables: Sequence[PublishedTable]) -> lis
     if not tables:
         found.append(f'The publication "{publication.name}" has no tables yet.')
     if publication.unpublished:
+        kinds = ", ".join(f"{kind}s" for kind in publication.unpublished)
         found.append(
             f'The publication "{publication.name}" does not publish '
-            f"{', '.join(publication.unpublished)}: the destination will differ from the source. "
+            f"{kinds}: the destination will differ from the source. "
             f"To change it: ALTER PUBLICATION {quote_identifier(publication.name)} "
             "SET (publish = 'insert, update, delete, truncate');"
         )

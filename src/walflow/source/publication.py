@@ -41,15 +41,23 @@ class Publication:
         return self.update or self.delete
 
     @property
+    def published(self) -> frozenset[str]:
+        """The kinds of change that it has."""
+        return frozenset(kind for kind, published in self._kinds.items() if published)
+
+    @property
     def unpublished(self) -> tuple[str, ...]:
-        """The kinds of change it leaves out."""
-        kinds = {
-            "inserts": self.insert,
-            "updates": self.update,
-            "deletes": self.delete,
-            "truncates": self.truncate,
+        """The kinds of change that it leaves out."""
+        return tuple(kind for kind, published in self._kinds.items() if not published)
+
+    @property
+    def _kinds(self) -> dict[str, bool]:
+        return {
+            "insert": self.insert,
+            "update": self.update,
+            "delete": self.delete,
+            "truncate": self.truncate,
         }
-        return tuple(kind for kind, published in kinds.items() if not published)
 
 
 @source_errors("read the publication")

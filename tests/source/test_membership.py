@@ -1,0 +1,239 @@
+"""Whether a table was published all the time: each kind of gap is seen, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import Database
+from walflow.config import TypeSettings
+from walflow.source.catalog import published_tables
+from walflow.source.connection import connect
+from walflow.states import Membership
+
+PARTITIONED = (
+    "CREATE TABLE p (id int, k int, x text, PRIMARY KEY (id, k)) PARTITION BY RANGE (id)",
+    "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20) PARTITION BY LIST (k)",
+    "CREATE TABLE p2a PARTITION OF p2 FOR VALUES IN (1)",
+    "INSERT INTO p VALUES (1, 1), (11, 1)",
+)
+VIA_ROOT = "CREATE PUBLICATION walflow FOR TABLE p WITH (publish_via_partition_root)"
+
+
+def membership(database: Database, table: str) -> Membership:
+    """As the weakest role sees it, and after a stay in a store."""
+    with connect(database.replicator(), application_name="t") as connection:
+        tables = published_tables(connection, "walflow", TypeSettings())
+    (found,) = (each.membership for each in tables if each.name.name == table)
+    stored = Membership.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert stored == found
+    assert stored.came_empty == found.came_empty
+    return found
+
+
+def continues(database: Database, table: str, *statements: str) -> bool:
+    before = membership(database, table)
+    assert before.continues(before)
+    database.execute(*statements)
+    return before.continues(membership(database, table))
+
+
+def in_one_transaction(*statements: str) -> str:
+    return f"DO $do$ BEGIN {'; '.join(statements)}; END $do$"
+
+
+LOGGED = {
+    "rows": ("INSERT INTO p VALUES (2, 1)", "DELETE FROM p WHERE id = 1", "TRUNCATE p"),
+    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL", "REINDEX TABLE p1"),
+    "columns": ("ALTER TABLE p ADD z int DEFAULT 1, ALTER x TYPE varchar", "ALTER TABLE p DROP z"),
+    "names": (
+        "ALTER TABLE p RENAME TO q",
+        "ALTER TABLE p1 RENAME TO q1",
+        "ALTER TABLE q RENAME TO p",
+    ),
+    "another entry": ("ALTER PUBLICATION walflow ADD TABLE other",),
+    "set to the same": ("ALTER PUBLICATION walflow SET TABLE p, other",),
+    "fewer kinds": ("ALTER PUBLICATION walflow SET (publish = 'insert, update')",),
+    "new partition": (
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
+        "INSERT INTO p VALUES (21, 1)",
+    ),
+    "new partition, altered": (
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
+        "INSERT INTO p VALUES (21, 1)",
+        "ALTER TABLE p3 SET (fillfactor = 50), ALTER x SET DEFAULT 'x'",
+        "ALTER TABLE p ADD z int DEFAULT 5",
+        "CREATE INDEX ON p (x)",
+        "GRANT SELECT ON p3 TO PUBLIC",
+        "VACUUM FREEZE",
+        "VACUUM FULL pg_attribute",
+        "VACUUM FULL pg_inherits",
+    ),
+    "new partition on the second level": (
+        "CREATE TABLE p2b PARTITION OF p2 FOR VALUES IN (2)",
+        "INSERT INTO p VALUES (11, 2)",
+    ),
+    "new tree": (
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30) PARTITION BY LIST (k)",
+        "CREATE TABLE p3a PARTITION OF p3 FOR VALUES IN (2)",
+        "INSERT INTO p VALUES (21, 2)",
+    ),
+    "new partition filled at once": (
+        in_one_transaction(
+            "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
+            "INSERT INTO p VALUES (21, 1)",
+        ),
+    ),
+    "empty table attached": (
+        "CREATE TABLE p3 (LIKE p)",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+    ),
+    "empty tree attached": (
+        "CREATE TABLE p3 (LIKE p) PARTITION BY LIST (k)",
+        "CREATE TABLE p3a PARTITION OF p3 FOR VALUES IN (2)",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+    ),
+}
+GAPS = {
+    "detached": ("ALTER TABLE p DETACH PARTITION p1",),
+    "dropped": ("DROP TABLE p1",),
+    "dropped on the second level": ("DROP TABLE p2a",),
+    "tree detached": ("ALTER TABLE p DETACH PARTITION p2",),
+    "detached and attached again": (
+        "ALTER TABLE p DETACH PARTITION p1",
+        "DELETE FROM p1",
+        "ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)",
+    ),
+    "attached with rows": (
+        "CREATE TABLE p3 (LIKE p)",
+        "INSERT INTO p3 VALUES (21, 1)",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+    ),
+    "made, filled and attached in one transaction": (
+        in_one_transaction(
+            "CREATE TABLE p3 (LIKE p INCLUDING ALL)",
+            "INSERT INTO p3 VALUES (21, 1)",
+            "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+        ),
+    ),
+    "born, detached, filled and attached in one transaction": (
+        in_one_transaction(
+            "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
+            "ALTER TABLE p DETACH PARTITION p3",
+            "INSERT INTO p3 VALUES (21, 1)",
+            "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+        ),
+    ),
+    "tree with rows attached": (
+        "CREATE TABLE p3 (LIKE p) PARTITION BY LIST (k)",
+        "CREATE TABLE p3a PARTITION OF p3 FOR VALUES IN (2)",
+        "INSERT INTO p3 VALUES (21, 2)",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (20) TO (30)",
+    ),
+    "unpublished and published again": (
+        "ALTER PUBLICATION walflow DROP TABLE p",
+        "ALTER PUBLICATION walflow ADD TABLE p",
+    ),
+    "publication made again": ("DROP PUBLICATION walflow", VIA_ROOT),
+}
+
+
+@pytest.mark.parametrize("kind", LOGGED)
+def test_what_the_log_tells(database: Database, kind: str) -> None:
+    database.execute(*PARTITIONED, "CREATE TABLE other (id int PRIMARY KEY)", VIA_ROOT)
+    assert continues(database, "p", *LOGGED[kind])
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_what_the_log_does_not_tell(database: Database, kind: str) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT)
+    assert not continues(database, "p", *GAPS[kind])
+
+
+def test_partitions_on_every_version(any_database: Database) -> None:
+    any_database.execute(
+        *PARTITIONED,
+        # All columns have defaults, which CREATE TABLE writes in a second step.
+        "CREATE TABLE d (id int DEFAULT 1 PRIMARY KEY, x text NOT NULL DEFAULT 'x')"
+        " PARTITION BY RANGE (id)",
+        "CREATE PUBLICATION walflow FOR TABLE p, d WITH (publish_via_partition_root)",
+    )
+    assert continues(any_database, "p", *LOGGED["new partition, altered"])
+    assert continues(
+        any_database,
+        "d",
+        "CREATE TABLE d1 PARTITION OF d FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO d VALUES (1)",
+    )
+    assert not continues(
+        any_database,
+        "d",
+        in_one_transaction(
+            "CREATE TABLE d2 (id int DEFAULT 1 PRIMARY KEY, x text NOT NULL DEFAULT 'x')",
+            "INSERT INTO d2 VALUES (11)",
+            "ALTER TABLE d ATTACH PARTITION d2 FOR VALUES FROM (10) TO (20)",
+            "ALTER TABLE d2 ALTER id SET DEFAULT 2, ALTER x SET DEFAULT 'y'",
+        ),
+    )
+    assert not continues(any_database, "d", "DROP TABLE d1")
+
+
+def test_partitions_that_are_published_one_by_one(any_database: Database) -> None:
+    any_database.execute(*PARTITIONED, "CREATE PUBLICATION walflow FOR TABLE p")
+    assert continues(any_database, "p2a", *GAPS["detached and attached again"])
+    assert not continues(
+        any_database,
+        "p2a",
+        "ALTER TABLE p DETACH PARTITION p2",
+        "ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)",
+    )
+    any_database.execute("ALTER PUBLICATION walflow ADD TABLE p1")
+    assert continues(any_database, "p1", *GAPS["detached and attached again"])
+
+
+def test_more_kinds_of_change_than_before(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES WITH (publish = 'insert')",
+    )
+    assert continues(any_database, "t", "ALTER TABLE t ADD x int")
+    assert not continues(
+        any_database, "t", "ALTER PUBLICATION walflow SET (publish = 'insert, update')"
+    )
+
+
+def test_a_table_of_the_same_name_is_not_the_same(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow FOR ALL TABLES"
+    )
+    assert not continues(any_database, "t", "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)")
+
+
+def test_row_filters_and_schemas(any_database: Database) -> None:
+    if any_database.server.version < 15:
+        with any_database.connect() as connection, pytest.raises(Exception, match="syntax"):
+            connection.execute("CREATE PUBLICATION walflow FOR TABLES IN SCHEMA public")
+        return
+    any_database.execute(
+        "CREATE SCHEMA elsewhere",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE s (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE t WHERE (id > 1)",
+    )
+    assert continues(any_database, "t", "ALTER PUBLICATION walflow SET TABLE t WHERE (id > 1)")
+    assert not continues(any_database, "t", "ALTER PUBLICATION walflow SET TABLE t WHERE (id > 2)")
+    any_database.execute("ALTER PUBLICATION walflow ADD TABLES IN SCHEMA public")
+    assert continues(any_database, "s", "ALTER TABLE s ADD x int")
+    there_and_back = (
+        "ALTER TABLE s SET SCHEMA elsewhere",
+        "ALTER TABLE elsewhere.s SET SCHEMA public",
+    )
+    assert not continues(any_database, "s", *there_and_back)
+    any_database.execute("ALTER PUBLICATION walflow ADD TABLE s")
+    assert continues(any_database, "s", *there_and_back)
+
+
+def test_what_was_never_published_does_not_continue() -> None:
+    assert not Membership().continues(Membership())
