@@ -1,0 +1,240 @@
+"""A store in a SQL database, SQLite or Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from walflow.errors import StoreForeign
+from walflow.model import TableName, TableSchema
+from walflow.states import TableReplicationState
+from walflow.stores.cached import HISTORY_LENGTH, CachedStore
+from walflow.stores.refusals import nothing_to_roll_back
+from walflow.stores.sql_database import Database
+from walflow.stores.sql_leases import SqlLeases, SqlRequests
+from walflow.stores.sql_migration import migrate
+from walflow.stores.sql_tables import ALL, forms, mappings, states
+
+__all__ = ["SqlStore"]
+
+T = TypeVar("T")
+
+
+class SqlStore(CachedStore, SqlLeases, SqlRequests):
+    """The part of a database that is one pipeline's. Every write is one transaction."""
+
+    def __init__(self, database: Database, pipeline: str) -> None:
+        """Brings the database to this version and loads the cache. It is closed with the store,
+        or if this fails."""
+        super().__init__()
+        self._db = database
+        self._pipeline = pipeline
+        try:
+            migrate(database)
+            self.load()
+        except BaseException:
+            database.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+
+    # -- states -------------------------------------------------------------------------------
+
+    def get_table_replication_history(self, table: int) -> list[TableReplicationState]:
+        with self._db.reading("read a table's history") as connection:
+            rows = connection.scalars(
+                sa.select(states.c.state).where(*self._of(states, table)).order_by(states.c.number)
+            ).all()
+        return [self._decoded(TableReplicationState.from_dict, raw) for raw in rows]
+
+    def _read_states(self) -> Mapping[int, TableReplicationState]:
+        with self._db.reading("read the tables' states") as connection:
+            rows = connection.execute(self._current(states.c.table_oid, states.c.state)).all()
+        return {table: self._decoded(TableReplicationState.from_dict, raw) for table, raw in rows}
+
+    def _write_states(self, new: Mapping[int, TableReplicationState]) -> None:
+        rows = {table: _state_row(self._pipeline, table, state) for table, state in new.items()}
+        replaced, added = [], []
+        with self._db.writing("keep the tables' states") as connection:
+            self._db.lock(connection, self._pipeline)
+            current = {
+                row.table_oid: row
+                for row in connection.execute(
+                    self._current(
+                        states.c.table_oid,
+                        states.c.number,
+                        states.c.phase,
+                        states.c.since,
+                        tables=list(rows),
+                    )
+                )
+            }
+            for table, row in rows.items():
+                before = current.get(table)
+                number = 0 if before is None else before.number
+                if before is None or (before.phase, before.since) != (row["phase"], row["since"]):
+                    added.append({**row, "number": number + 1})
+                else:
+                    replaced.append({**row, "number": number})
+            self._replace(connection, replaced)
+            self._add(connection, added)
+
+    def _replace(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            update = (
+                sa.update(states)
+                .where(
+                    states.c.pipeline == sa.bindparam("in_pipeline"),
+                    states.c.table_oid == sa.bindparam("of_table"),
+                    states.c.number == sa.bindparam("at_number"),
+                )
+                .values(position=sa.bindparam("position"), state=sa.bindparam("state"))
+            )
+            connection.execute(
+                update,
+                [
+                    {
+                        "in_pipeline": row["pipeline"],
+                        "of_table": row["table_oid"],
+                        "at_number": row["number"],
+                        "position": row["position"],
+                        "state": row["state"],
+                    }
+                    for row in rows
+                ],
+            )
+
+    def _add(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            connection.execute(sa.insert(states), rows)
+        for row in rows:
+            if row["number"] > HISTORY_LENGTH:
+                connection.execute(
+                    sa.delete(states).where(
+                        *self._of(states, row["table_oid"]),
+                        states.c.number <= row["number"] - HISTORY_LENGTH,
+                    )
+                )
+
+    def _roll_back(self, table: int) -> TableReplicationState:
+        with self._db.writing("roll a table's state back") as connection:
+            self._db.lock(connection, self._pipeline)
+            newest = connection.execute(
+                sa.select(states.c.number, states.c.state)
+                .where(*self._of(states, table))
+                .order_by(states.c.number.desc())
+                .limit(2)
+            ).all()
+            if len(newest) < 2:
+                raise nothing_to_roll_back(self._pipeline, table)
+            connection.execute(
+                sa.delete(states).where(
+                    *self._of(states, table), states.c.number == newest[0].number
+                )
+            )
+            return self._decoded(TableReplicationState.from_dict, newest[1].state)
+
+    def _current(self, *columns: sa.Column[Any], tables: list[int] | None = None) -> sa.Select[Any]:
+        """Those columns of the current state of all tables, or of these."""
+        asked = [states.c.pipeline == self._pipeline]
+        if tables is not None:
+            asked.append(states.c.table_oid.in_(tables))
+        newest = (
+            sa.select(states.c.table_oid, sa.func.max(states.c.number).label("number"))
+            .where(*asked)
+            .group_by(states.c.table_oid)
+            .subquery()
+        )
+        return (
+            sa.select(*columns)
+            .join(
+                newest,
+                sa.and_(
+                    states.c.table_oid == newest.c.table_oid, states.c.number == newest.c.number
+                ),
+            )
+            .where(states.c.pipeline == self._pipeline)
+        )
+
+    # -- forms and mappings -------------------------------------------------------------------
+
+    def _read_schemas(self) -> Iterable[TableSchema]:
+        with self._db.reading("read the tables' forms") as connection:
+            rows = connection.scalars(
+                sa.select(forms.c.form)
+                .where(forms.c.pipeline == self._pipeline)
+                .order_by(forms.c.table_oid, forms.c.version)
+            ).all()
+        return [self._decoded(TableSchema.from_dict, raw) for raw in rows]
+
+    def _write_schema(self, schema: TableSchema) -> None:
+        self._put(
+            forms,
+            {"table_oid": schema.oid, "version": int(schema.version)},
+            {"form": schema.to_dict()},
+        )
+
+    def _read_mappings(self) -> Mapping[int, TableName]:
+        with self._db.reading("read the mappings") as connection:
+            rows = connection.execute(
+                sa.select(mappings).where(mappings.c.pipeline == self._pipeline)
+            ).all()
+        return {
+            row.table_oid: TableName(row.destination_schema, row.destination_name) for row in rows
+        }
+
+    def _write_mapping(self, table: int, destination: TableName) -> None:
+        self._put(
+            mappings,
+            {"table_oid": table},
+            {"destination_schema": destination.schema, "destination_name": destination.name},
+        )
+
+    # -- forgetting ---------------------------------------------------------------------------
+
+    def _forget_table(self, table: int) -> None:
+        with self._db.writing("forget a table") as connection:
+            self._db.lock(connection, self._pipeline)
+            for kept in (states, forms, mappings):
+                connection.execute(sa.delete(kept).where(*self._of(kept, table)))
+
+    def _forget_pipeline(self) -> None:
+        with self._db.writing("forget the pipeline") as connection:
+            self._db.lock(connection, self._pipeline)
+            for kept in ALL:
+                connection.execute(sa.delete(kept).where(kept.c.pipeline == self._pipeline))
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _of(self, kept: sa.Table, table: int) -> tuple[sa.ColumnElement[bool], ...]:
+        return kept.c.pipeline == self._pipeline, kept.c.table_oid == table
+
+    def _put(self, kept: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
+        key = {"pipeline": self._pipeline, **key}
+        insert = self._db.insert(kept).values(**key, **values)
+        with self._db.writing("keep a table's form or mapping") as connection:
+            connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
+
+    def _decoded(self, decode: Callable[[Any], T], raw: Any) -> T:
+        try:
+            return decode(raw)
+        except (KeyError, ValueError, TypeError) as error:
+            raise StoreForeign(
+                f"the store {self._db.where} has an entry of the pipeline {self._pipeline} that "
+                f"this version of walflow cannot read ({error!r})",
+                hint="Upgrade walflow, if a newer one wrote it.",
+            ) from error
+
+
+def _state_row(pipeline: str, table: int, state: TableReplicationState) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline,
+        "table_oid": table,
+        "phase": state.phase.value,
+        "since": state.since,
+        "position": int(state.position),
+        "state": state.to_dict(),
+    }

@@ -1,0 +1,79 @@
+"""A database that a store can live in: what SQLite and Postgres do each in their own way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from walflow.errors import StoreError
+
+__all__ = ["Database"]
+
+
+class Database(ABC):
+    """Transactions on an engine. Errors of the database come out as ours, without secrets."""
+
+    clock: sa.ColumnElement[float]
+    """The database's own time in seconds, read when the row that it is compared to is locked."""
+
+    def __init__(self, engine: sa.Engine, where: str, schema: str | None = None) -> None:
+        """``where`` is how messages name it. ``schema`` is the one that the tables are in."""
+        self.where = where
+        self.schema = schema
+        self._engine = engine
+        self._closed = False
+
+    @contextmanager
+    def reading(self, doing: str) -> Iterator[sa.Connection]:
+        """A transaction that sees one state of the database. ``doing`` completes "cannot …"."""
+        with self._transaction(self._engine, doing) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, doing: str) -> Iterator[sa.Connection]:
+        """A transaction that lasts, even through a power loss, if the block ends without error."""
+        with self._transaction(self._writing_engine(), doing) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, engine: sa.Engine, doing: str) -> Iterator[sa.Connection]:
+        if self._closed:
+            raise StoreError(
+                f"the store {self.where} cannot {doing}: it was closed", hint="Open it again."
+            )
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            # What SQLAlchemy adds to the driver's words is the statement, which helps nobody.
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            raise self.error(" ".join(str(cause).split()), doing) from error
+
+    def close(self) -> None:
+        """Repeats safely."""
+        self._closed = True
+        self._engine.dispose()
+
+    def _writing_engine(self) -> sa.Engine:
+        return self._engine
+
+    @abstractmethod
+    def error(self, cause: str, doing: str) -> StoreError:
+        """What the driver's message means."""
+
+    @abstractmethod
+    def insert(self, table: sa.Table) -> Any:
+        """An INSERT that knows ON CONFLICT."""
+
+    @abstractmethod
+    def lock(self, connection: sa.Connection, name: str) -> None:
+        """Let other transactions that write under this name wait until this one has ended."""
+
+    @abstractmethod
+    def make_schema(self, connection: sa.Connection) -> None:
+        """Make the place for the tables, if it is missing."""
