@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 import pytest
 
 from tests.conftest import Database
 from walflow.config import TypeSettings
-from walflow.errors import PublicationMissing, ReservedColumnName
+from walflow.errors import NoSelectRight, PublicationMissing, ReservedColumnName
 from walflow.model import Lsn, ReplicaIdentity, TableName
 from walflow.source.catalog import (
     RESERVED_COLUMNS,
@@ -262,18 +264,65 @@ def test_a_column_with_one_of_our_names_is_refused(database: Database, name: str
         "CREATE PUBLICATION walflow FOR TABLE t",
         "CREATE PUBLICATION everything FOR ALL TABLES",
     )
-    with pytest.raises(ReservedColumnName) as raised:
-        published(database)
-    assert "public.t" in raised.value.message
-    assert name in raised.value.message
-    with pytest.raises(ReservedColumnName, match=name) as everything:
-        published(database, "everything")
-    assert "RENAME COLUMN" in everything.value.hint
-    statements = raised.value.hint.partition(": ")[2].partition("; or")[0].split("; ")
+    problem = published(database)["t"].problem
+    assert isinstance(problem, ReservedColumnName)
+    assert "public.t" in problem.message
+    assert name in problem.message
+    everything = published(database, "everything")["t"].problem
+    assert isinstance(everything, ReservedColumnName)
+    assert "RENAME COLUMN" in everything.hint
+    statements = problem.hint.partition(": ")[2].partition("; or")[0].split("; ")
     with database.connect() as connection:
         for statement in statements:
             connection.execute(statement)
-    assert published(database)["t"].schema.column_names == ("id",)
+    mended = published(database)["t"]
+    assert mended.schema.column_names == ("id",)
+    assert not isinstance(mended.problem, ReservedColumnName)
+
+
+def test_one_table_that_cannot_be_read_leaves_the_others_alone(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE good (id int PRIMARY KEY)",
+        "CREATE TABLE named (id int PRIMARY KEY, _lsn int)",
+        "CREATE TABLE secret (id int PRIMARY KEY)",
+        "CREATE TABLE partly (id int PRIMARY KEY)",
+        "ALTER TABLE partly ENABLE ROW LEVEL SECURITY",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    uri = any_database.replicator("GRANT SELECT ON good, named, partly TO {role}")
+    with connect(uri, application_name="t") as connection:
+        tables = published_tables(connection, "walflow", TypeSettings())
+    problems = {table.name.name: table.problem for table in tables}
+    assert problems.pop("good") is None
+    assert {name: type(problem) for name, problem in problems.items()} == {
+        "named": ReservedColumnName,
+        "partly": NoSelectRight,
+        "secret": NoSelectRight,
+    }
+    for name, problem in problems.items():
+        assert problem is not None
+        assert f"public.{name}" in problem.message
+        assert problem.hint
+    assert "BYPASSRLS" in str(problems["partly"] and problems["partly"].hint)
+
+
+def test_a_column_that_takes_one_of_our_names_in_the_stream(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (_lsn int PRIMARY KEY, x int)", "CREATE PUBLICATION walflow FOR TABLE t"
+    )
+    relation = streamed(any_database, "INSERT INTO t VALUES (1)")["t"]
+    extra = RelationColumn("~_lsn", 23, -1, identity=False)
+    with connect(any_database.replicator(), application_name="t") as connection:
+        types = TypeCatalog(connection)
+        schema = describe_relation(connection, relation, types, TypeSettings())
+        taken = replace(relation, columns=(*relation.columns, extra))
+        other = describe_relation(connection, taken, types, TypeSettings())
+    assert schema.column_names == ("~_lsn", "x")
+    assert schema.key == ("~_lsn",)
+    assert [column.position for column in schema.columns] == [1, 2]
+    assert [column.nullable for column in schema.columns] == [False, True]
+    assert other.column_names == ("~~_lsn", "x", "~_lsn")
+    assert other.key == ("~~_lsn",)
 
 
 def test_flags_of_a_publication(any_database: Database) -> None:

@@ -16,6 +16,7 @@ from walflow.errors import (
     NoReplicationRight,
     NoSelectRight,
     PublicationMissing,
+    ReservedColumnName,
     ServerTooOld,
     SlotInUse,
     SlotLost,
@@ -129,6 +130,23 @@ def test_row_security_that_would_hide_rows_is_refused(any_database: Database) ->
     assert isinstance(error, NoSelectRight)
     any_database.execute(error.hint.removeprefix("As superuser: "))
     assert len(check(uri).tables) == 1
+
+
+def test_a_start_with_state_leaves_the_problems_of_tables_to_them(any_database: Database) -> None:
+    any_database.execute(
+        *TABLES[:2],
+        "CREATE TABLE named (id int PRIMARY KEY, _lsn int)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    uri = any_database.replicator()
+    assert isinstance(refusal(uri), ReservedColumnName)
+    found = check(uri, strict=False)
+    assert {str(table.name): type(table.problem) for table in found.tables} == {
+        "public.named": ReservedColumnName,
+        "shop.orders": NoSelectRight,
+    }
+    any_database.execute("ALTER TABLE named RENAME _lsn TO lsn")
+    assert isinstance(refusal(uri), NoSelectRight)
 
 
 def test_an_existing_publication_without_identities_is_a_warning(any_database: Database) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from walflow.config import TypeSettings
-from walflow.errors import ReservedColumnName
+from walflow.errors import NoSelectRight, ReservedColumnName, WalflowError
 from walflow.model import (
     Column,
     Lsn,
@@ -23,6 +23,7 @@ from walflow.source.connection import Session, source_errors
 from walflow.source.membership import read_memberships
 from walflow.source.publication import Publication, read_publication
 from walflow.source.relation import Relation
+from walflow.source.rights import select_refusal
 from walflow.source.types import TypeCatalog
 from walflow.source.values import spark_type
 from walflow.states import Membership
@@ -33,6 +34,7 @@ __all__ = [
     "PublishedTable",
     "describe_relation",
     "published_tables",
+    "refused_reading",
 ]
 
 RESERVED_COLUMNS = frozenset(
@@ -74,6 +76,8 @@ class PhysicalRelation:
     """As last counted by the server; 0 if never."""
     readable: bool
     """Whether our role may SELECT from it, and row security hides nothing."""
+    hidden: bool
+    """Our role may SELECT from it, but row security may hide rows."""
     has_identity: bool
     """Whether Postgres logs what finds the old row of an update or delete."""
     filenode: int
@@ -93,6 +97,8 @@ class PublishedTable:
     membership: Membership
     uncovered: tuple[str, ...] = ()
     """Columns of the replica identity that the publication's column list leaves out."""
+    problem: WalflowError | None = field(default=None, compare=False)
+    """Why this table cannot be followed as it is: ``ReservedColumnName`` or ``NoSelectRight``."""
 
     @property
     def name(self) -> TableName:
@@ -146,6 +152,7 @@ SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
        greatest(c.reltuples, 0)::int8,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
          AND NOT row_security_active(c.oid),
+       has_table_privilege(c.oid, 'SELECT') AND row_security_active(c.oid),
        coalesce(pg_relation_filenode(c.oid), 0)
   FROM unnest(%s::oid[]) AS root
   LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
@@ -201,7 +208,7 @@ def published_tables(
 ) -> list[PublishedTable]:
     """Every table of the publication, sorted by name; its sizes are those of this moment.
 
-    Raises ``PublicationMissing`` and ``ReservedColumnName``.
+    A table that cannot be followed says so in ``problem``. Raises ``PublicationMissing``.
     """
     published = read_publication(connection, publication)
     major = connection.info.server_version // 10000
@@ -215,7 +222,7 @@ def published_tables(
     types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table)
 
     physical: dict[int, list[PhysicalRelation]] = defaultdict(list)
-    for root, oid, schema, name, identity, pages, size, rows, readable, filenode in relations:
+    for root, oid, schema, name, identity, pages, size, rows, readable, hidden, file in relations:
         physical[root].append(
             PhysicalRelation(
                 oid=oid,
@@ -224,8 +231,9 @@ def published_tables(
                 bytes=size,
                 rows=rows,
                 readable=readable,
+                hidden=hidden,
                 has_identity=identities.usable(oid, ReplicaIdentity(identity)),
-                filenode=filenode,
+                filenode=file,
             )
         )
 
@@ -256,7 +264,6 @@ def published_tables(
             key=_key(shown, key),
             replica_identity=identity,
         )
-        _refuse_reserved(described, connection, published)
         names = {attribute.name for attribute in shown}
         logged = (
             {a.name for a in attributes[oid] if not a.generated}
@@ -272,6 +279,8 @@ def published_tables(
                 partitioned=partitioned,
                 membership=memberships[oid],
                 uncovered=tuple(sorted(logged - names)),
+                problem=_reserved(described, connection, published)
+                or refused_reading(connection, physical[oid]),
             )
         )
     return found
@@ -289,16 +298,21 @@ def describe_relation(
 
     The message counts where the catalog, which shows the table as it is now, says otherwise. From
     the catalog come the meaning of types, column positions (0 for a column that is no longer
-    there), and, where whole rows are logged, the primary key. Raises ``ReservedColumnName``.
+    there), and, where whole rows are logged, the primary key.
+
+    A column that was given one of our names (``_lsn``) appears under another (``~_lsn``): the log
+    goes on to hold the changes of all tables, and this one's form differs from the destination's.
     """
     positions = {a.name: a.position for a in _attributes(connection, [relation.oid])[relation.oid]}
     if relation.identity is ReplicaIdentity.FULL:
         key = _Identities(connection, [relation.oid]).key(relation.oid, relation.identity)
     else:
         key = frozenset(column.name for column in relation.columns if column.identity)
+    stand_ins = _stand_ins([column.name for column in relation.columns])
+    key = frozenset(stand_ins.get(name, name) for name in key)
     shown = [
         _Attribute(
-            column.name,
+            stand_ins.get(column.name, column.name),
             positions.get(column.name, 0),
             column.type_oid,
             column.typmod,
@@ -307,7 +321,7 @@ def describe_relation(
         for column in relation.columns
     ]
     types.load((attribute.type_oid, attribute.typmod) for attribute in shown)
-    described = TableSchema(
+    return TableSchema(
         oid=relation.oid,
         name=relation.name,
         columns=_columns(shown, key, types, settings),
@@ -315,8 +329,31 @@ def describe_relation(
         replica_identity=relation.identity,
         version=version,
     )
-    _refuse_reserved(described, connection, None)
-    return described
+
+
+def refused_reading(
+    connection: Session, relations: Iterable[PhysicalRelation]
+) -> NoSelectRight | None:
+    """The error for those of the relations that our role may not read."""
+    refused = [relation for relation in relations if not relation.readable]
+    if not refused:
+        return None
+    row = connection.execute("SELECT current_user::text").fetchone()
+    assert row is not None
+    hidden = [relation.name for relation in refused if relation.hidden]
+    return select_refusal(row[0], [relation.name for relation in refused], hidden)
+
+
+def _stand_ins(names: Sequence[str]) -> dict[str, str]:
+    """Names that no other column has, for those that are ours."""
+    found = {}
+    for name in names:
+        if name in RESERVED_COLUMNS:
+            stand_in = f"~{name}"
+            while stand_in in names:
+                stand_in = f"~{stand_in}"
+            found[name] = stand_in
+    return found
 
 
 def _attributes(connection: Session, oids: Sequence[int]) -> dict[int, list[_Attribute]]:
@@ -353,13 +390,13 @@ def _key(attributes: Sequence[_Attribute], key: frozenset[str]) -> tuple[str, ..
     return named if len(named) == len(key) else ()
 
 
-def _refuse_reserved(
-    table: TableSchema, connection: Session, publication: Publication | None
-) -> None:
+def _reserved(
+    table: TableSchema, connection: Session, publication: Publication
+) -> ReservedColumnName | None:
     taken = [name for name in table.column_names if name in RESERVED_COLUMNS]
     if not taken:
-        return
-    if publication is not None and not publication.all_tables and _has_column_lists(connection):
+        return None
+    if not publication.all_tables and connection.info.server_version >= 150000:
         rest = ", ".join(quote_identifier(n) for n in table.column_names if n not in taken)
         name = quote_identifier(publication.name)
         way = (
@@ -374,12 +411,8 @@ def _refuse_reserved(
             f"{quote_identifier(taken[0])} TO …;), or leave it out with a column list, which "
             "needs Postgres 15 and a publication FOR TABLE."
         )
-    raise ReservedColumnName(
+    return ReservedColumnName(
         f"Table {table.name} has a column {', '.join(taken)}, a name that walflow's change log "
         "needs for itself.",
         hint=way,
     )
-
-
-def _has_column_lists(connection: Session) -> bool:
-    return connection.info.server_version >= 150000

@@ -10,14 +10,14 @@ from walflow.errors import (
     NoFreeSender,
     NoFreeSlot,
     NoReplicationRight,
-    NoSelectRight,
+    ReservedColumnName,
     ServerTooOld,
     SourceError,
     WalLevelNotLogical,
 )
 from walflow.model import TableName, quote_identifier
-from walflow.source.catalog import PhysicalRelation, PublishedTable, published_tables
-from walflow.source.connection import Session, replication_hint, source_errors
+from walflow.source.catalog import PublishedTable, published_tables, refused_reading
+from walflow.source.connection import Session, replication_hint
 from walflow.source.publication import (
     Publication,
     find_publication,
@@ -55,11 +55,13 @@ def preflight(
     create_publication: bool = False,
     tables: Sequence[str] = (),
     types: TypeSettings | None = None,
+    strict: bool = True,
 ) -> Preflight:
     """Check that this source can be followed by this role; changes nothing.
 
     Raises the error for the first thing that cannot work. Warnings name what works, but not as
-    the operator may expect.
+    the operator may expect. Without ``strict``, what is wrong with single tables stays in their
+    ``problem`` and does not stop the others.
     """
     server = read_server(connection)
     _check_server(server)
@@ -75,7 +77,8 @@ def preflight(
     else:
         found = read_publication(connection, publication)
         published = published_tables(connection, publication, types or TypeSettings())
-        _check_rights(connection, server, published)
+        if strict:
+            _check_tables(connection, published)
         warnings = _warnings(found, published)
     if not state.exists and server.free_slots <= 0:
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
@@ -100,38 +103,14 @@ def _check_server(server: Server) -> None:
         )
 
 
-def _check_rights(connection: Session, server: Server, tables: Sequence[PublishedTable]) -> None:
-    refused = [part for table in tables for part in table.relations if not part.readable]
-    if not refused:
-        return
-    role = quote_identifier(server.role)
-    hidden = _hidden_by_row_security(connection, refused)
-    if hidden:
-        raise NoSelectRight(
-            f'Row security hides rows of {_names(hidden)} from the role "{server.role}", so a '
-            "copy would not be whole.",
-            hint=f"As superuser: ALTER ROLE {role} BYPASSRLS;",
-        )
-    schemas = sorted({part.name.schema for part in refused})
-    listed = ", ".join(quote_identifier(schema) for schema in schemas)
-    parts = ", ".join(part.name.quoted for part in refused)
-    raise NoSelectRight(
-        f'The role "{server.role}" may not read {_names(refused)}.',
-        hint=f"Run: GRANT USAGE ON SCHEMA {listed} TO {role}; GRANT SELECT ON {parts} TO {role};",
-    )
-
-
-@source_errors("read the tables' row security")
-def _hidden_by_row_security(
-    connection: Session, relations: Sequence[PhysicalRelation]
-) -> list[PhysicalRelation]:
-    rows = connection.execute(
-        "SELECT oid FROM unnest(%s::oid[]) AS oid"
-        " WHERE row_security_active(oid) AND has_table_privilege(oid, 'SELECT')",
-        [[relation.oid for relation in relations]],
-    ).fetchall()
-    active = {oid for (oid,) in rows}
-    return [relation for relation in relations if relation.oid in active]
+def _check_tables(connection: Session, tables: Sequence[PublishedTable]) -> None:
+    for table in tables:
+        if isinstance(table.problem, ReservedColumnName):
+            raise table.problem
+    # One statement for all tables is better than one error after the other.
+    refusal = refused_reading(connection, [part for table in tables for part in table.relations])
+    if refusal is not None:
+        raise refusal
 
 
 def _warnings(publication: Publication, tables: Sequence[PublishedTable]) -> list[str]:
@@ -169,7 +148,3 @@ def _warnings(publication: Publication, tables: Sequence[PublishedTable]) -> lis
             f"{', '.join(rooted)}: delete the rows instead, or copy the table again afterwards."
         )
     return found
-
-
-def _names(relations: Sequence[PhysicalRelation]) -> str:
-    return ", ".join(str(relation.name) for relation in relations)
