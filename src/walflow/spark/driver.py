@@ -1,0 +1,248 @@
+"""The driver: a JVM of ours, started quietly and ended for sure."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from walflow.errors import SparkError
+from walflow.spark.conf import is_local, master_addresses
+from walflow.spark.java import Java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["end_driver", "exit_code", "jvm_ended_error", "start_driver"]
+
+_STOP_SECONDS = 20
+_STDERR = 2
+# Between a connection that breaks and a process that has ended.
+_DYING_SECONDS = 5
+_REACH_SECONDS = 10
+
+# What must be known before there is a JVM to tell it to. Everyone on the machine can read it (ps),
+# so all else, in which secrets may be, goes to the running JVM.
+_LAUNCH_NAMES = (
+    "spark.master",
+    "spark.app.name",
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+)
+_LAUNCH_ROOMS = (
+    "spark.driver.",
+    "spark.jars.",
+    "spark.submit.",
+    "spark.kerberos.",
+    "spark.log.",
+)
+
+
+def start_driver(
+    java: Java, conf: Mapping[str, str], folder: Path, debug: bool
+) -> tuple[SparkSession, subprocess.Popen[bytes]]:
+    """Start a JVM and the session in it; all that it prints goes to a file in the folder."""
+    _check_reachable(conf["spark.master"])
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    full = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    launch = SparkConf(loadDefaults=False).setAll(list(_launch_conf(conf).items()))
+    printed = folder / "jvm.log"
+    with (
+        _environment(
+            JAVA_HOME=str(java.home),
+            SPARK_HOME=str(Path(sys.modules["pyspark"].__file__ or "").parent),
+            PYSPARK_PYTHON=_executors_python(conf),
+            PYSPARK_DRIVER_PYTHON=sys.executable,
+        ),
+        printed.open("wb") as output,
+        warnings.catch_warnings(),
+    ):
+        # Spark starts its JVM with a function between fork and exec, which newer Pythons advise
+        # against where threads run.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            gateway = launch_gateway(  # type: ignore[no-untyped-call]
+                launch, _output_to(None if debug else output)
+            )
+        except Exception as error:
+            raise SparkError(
+                f"the JVM did not start: {_tail(printed) or error}",
+                hint="Run again with --debug to see all that it prints.",
+            ) from error
+        process: subprocess.Popen[bytes] = gateway.proc
+        try:
+            context = SparkContext(conf=full, gateway=gateway)
+            context.setLogLevel("WARN" if debug else "ERROR")
+            return SparkSession(context), process
+        except BaseException as error:
+            ended = exit_code(process, _DYING_SECONDS if _is_broken_connection(error) else 0)
+            # Asked of the JVM, and so only while there is one.
+            reason = _first_line(error) if ended is None else ""
+            _forget(None, process)
+            _end(process)
+            if isinstance(error, Exception) and ended is not None:
+                raise jvm_ended_error(ended) from error
+            if isinstance(error, Exception):
+                raise SparkError(f"the Spark session did not start: {reason}") from error
+            raise
+
+
+def _check_reachable(master: str) -> None:
+    """Spark itself would take more than a minute to find out, and not say it."""
+    reasons = []
+    for host, port in master_addresses(master):
+        try:
+            with socket.create_connection((host, port), _REACH_SECONDS):
+                return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    if reasons:
+        raise SparkError(
+            f"the Spark master cannot be reached ({'; '.join(reasons)})",
+            hint="Check spark.master, and that the master runs and accepts connections from here.",
+        )
+
+
+def _executors_python(conf: Mapping[str, str]) -> str:
+    """Executors would otherwise take whatever python3 their path has.
+
+    Elsewhere it may have another place, which only the user knows.
+    """
+    if is_local(conf["spark.master"]):
+        return sys.executable
+    named = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    return named or sys.executable
+
+
+def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """What goes on the JVM's command line."""
+    return {
+        name: value
+        for name, value in conf.items()
+        if name in _LAUNCH_NAMES or name.startswith(_LAUNCH_ROOMS)
+    }
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """The process's environment with these values, for as long as Spark reads them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _output_to(output: IO[bytes] | None) -> dict[str, Any]:
+    """Without a file, all goes to stderr: what commands print on stdout is for other programs."""
+    if output is None:
+        return {"stdout": _STDERR}
+    return {"stdout": output, "stderr": output}
+
+
+def end_driver(session: SparkSession, process: subprocess.Popen[bytes]) -> None:
+    """Stop the session and its JVM; returns when the process is gone, or was already."""
+    try:
+        _forget(session, process)
+    finally:
+        _end(process)
+
+
+def jvm_ended_error(code: int) -> SparkError:
+    """What to raise instead of the connection errors that a dead JVM leaves behind."""
+    return SparkError(
+        f"the JVM ended (exit code {code})",
+        hint="It probably had too little memory: raise spark.driver_memory"
+        " (--set spark.driver_memory=4g), or see with --debug what it prints.",
+    )
+
+
+def _forget(session: SparkSession | None, process: subprocess.Popen[bytes]) -> None:
+    """Stop the context and drop what PySpark keeps of the JVM, so that another may be started."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway
+    try:
+        with _tolerating_a_dead(process):
+            if session is not None:
+                session.stop()
+            elif SparkContext._active_spark_context is not None:
+                SparkContext._active_spark_context.stop()
+    finally:
+        if gateway is not None:
+            with _tolerating_a_dead(process):
+                gateway.shutdown()
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
+        SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
+
+
+@contextmanager
+def _tolerating_a_dead(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A JVM that has ended cannot be told to stop: that would only hide why it has ended."""
+    try:
+        with warnings.catch_warnings():
+            if exit_code(process, 0) is not None:
+                # PySpark's own words for the same.
+                warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+    except Exception as error:
+        if not _is_broken_connection(error) or exit_code(process, _DYING_SECONDS) is None:
+            raise
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+
+    # What Java itself has thrown came over a connection that works.
+    return isinstance(error, Py4JError | OSError) and not isinstance(error, Py4JJavaError)
+
+
+def exit_code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """None if it still runs after the seconds."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The JVM ends by itself when its input closes; if not, it is made to."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for signal in (process.terminate, process.kill):
+        try:
+            process.wait(_STOP_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            signal()
+    process.wait(_STOP_SECONDS)
+
+
+def _tail(file: Path, lines: int = 5) -> str:
+    """The last lines that say something; where in Spark it happened does not."""
+    printed = (line.strip() for line in file.read_text(errors="replace").splitlines())
+    kept = [line for line in printed if line and not line.startswith(("at ", "... "))]
+    return " / ".join(kept[-lines:])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
