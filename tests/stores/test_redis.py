@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -148,6 +150,24 @@ def test_a_server_that_stays_away_is_an_error_until_it_is_back(
     assert store.get_table_replication_history(ORDERS) == [WAY[0], ERRORED]
 
 
+def test_a_server_that_hangs_is_an_error_too(server: EmbeddedRedis) -> None:
+    store = RedisStore(f"{server.uri}?socket_timeout=0.3", "p")
+    pid = server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreError, match="Timeout"):
+            store.store_table_mapping(ORDERS, TableName("lake", "orders"))
+        assert store.get_table_mappings() == {}
+        with pytest.raises(StoreError, match="Timeout"):
+            RedisStore(f"{server.uri}?socket_timeout=0.3", "p")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    store.store_table_mapping(ORDERS, TableName("lake", "items"))
+    assert everything(server.uri, "p")["mappings"] == {ORDERS: TableName("lake", "items")}
+    store.close()
+
+
 def test_what_is_asked_again_after_a_lost_answer_is_done_once(server: EmbeddedRedis) -> None:
     with proxy_to(server.port) as proxy:
         store = RedisStore(server.uri.replace(str(server.port), str(proxy.port)), "p")
@@ -217,10 +237,10 @@ import sys, time
 from walflow.stores.base import Holder
 from walflow.stores.redis import RedisStore
 store = RedisStore(sys.stdin.readline().strip(), "p")
-store.acquire_lease(Holder(sys.argv[1], "host", 1), 1.5)
+store.acquire_lease(Holder(sys.argv[1], "host", 1), 3)
 print("ready", flush=True)
 while True:
-    store.renew_lease(Holder(sys.argv[1], "host", 1), 1.5)
+    store.renew_lease(Holder(sys.argv[1], "host", 1), 3)
     time.sleep(0.1)
 """
 
