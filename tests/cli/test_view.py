@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import io
+import json
+import time
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from walflow.cli.progress import Meter, Progress, TableProgress
-from walflow.cli.view import View, human_bytes, human_count, human_rate, human_seconds
+from walflow.cli.showing import Watcher
+from walflow.cli.units import (
+    human_age,
+    human_bytes,
+    human_count,
+    human_rate,
+    human_seconds,
+    iso_time,
+)
+from walflow.cli.view import View
 from walflow.model import Lsn, Phase, TableName, TableSchema
-from walflow.pipeline.pipeline import PipelineStatus
+from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import TableState
+from walflow.states import RetryKind, RetryPolicy, TableError
 
 
-def table(name: str, phase: Phase, **known: float | None) -> TableProgress:
+def table(name: str, phase: Phase, **known: object) -> TableProgress:
     values = {
+        "since": 0.0,
         "rows_expected": 0,
         "rows_copied": 0,
         "changes": 0,
@@ -22,12 +37,24 @@ def table(name: str, phase: Phase, **known: float | None) -> TableProgress:
         "lag_bytes": None,
         "lag_seconds": None,
     } | known
-    return TableProgress(name, phase, **values)  # type: ignore[arg-type]
+    return TableProgress(TableName(*name.split(".")), phase, **values)  # type: ignore[arg-type]
+
+
+def failed(name: str, kind: RetryKind = RetryKind.MANUAL, **known: object) -> TableProgress:
+    at = time.time() + 600 if kind is RetryKind.TIMED else None
+    error = TableError(
+        "DestinationError",
+        "the lake is full " * 10,
+        "Free some space. " * 10,
+        RetryPolicy(kind, at),
+        Phase.CATCHUP,
+    )
+    return table(name, Phase.ERRORED, error=error, **known)
 
 
 def drawn(*tables: TableProgress, stage: str = "", width: int = 80, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
-    view = View(console, "shop", "postgresql://app@db:5432/shop", "iceberg:///lake")
+    view = View(console, "shop", "postgresql://app@db:5432/shop", "iceberg:///lake", "-f shop.yaml")
     with console.capture() as captured, view:
         view.show(stage, Progress(tables, Lsn(0x100), Lsn(0x80), 1.5))
     # The last frame, without what positions and colours it.
@@ -72,27 +99,126 @@ def test_of_many_tables_those_that_need_a_look_come_first() -> None:
     ]
     busy = table("z.busy", Phase.READY, changes_per_second=500.0, lag_bytes=9, lag_seconds=0.1)
     copying = table("z.copying", Phase.DATA_SYNC)
-    failed = table("z.failed", Phase.ERRORED)
-    lines = drawn(*quiet, busy, copying, failed, height=20)
+    lines = drawn(*quiet, busy, copying, failed("z.failed"), height=20)
     assert len(lines) <= 20
     names = [line.split()[0] for line in lines if line.startswith(("s.", "z."))]
     assert names[:4] == ["z.failed", "z.copying", "z.busy", "s.t00"]
     assert f"… and {43 - len(names)} more" in "\n".join(lines)
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_that_was_set_aside_cannot_be_missed(width: int) -> None:
+    lines = drawn(
+        table("public.fine", Phase.READY, lag_bytes=5, lag_seconds=0.0),
+        failed("public.timed", RetryKind.TIMED, since=2.0, attempts=2),
+        failed("public.manual", RetryKind.MANUAL, since=1.0),
+        failed("public.final", RetryKind.NONE, since=3.0),
+        width=width,
+        height=40,
+    )
+    assert all(len(line.rstrip()) <= width for line in lines)
+    crosses = [line.split()[1] for line in lines if line.startswith("✗")]
+    assert crosses == ["public.manual", "public.timed", "public.final"], "longest first"
+    text = "\n".join(lines)
+    assert "✗ public.timed was set aside: DestinationError: the lake is full" in text
+    assert "  Free some space." in text
+    assert "walflow retry public.manual -f shop.yaml" in text
+    assert "walflow resync public.final" in text
+    assert "by itself in 9 min (" in text
+    assert "4 tables · 3 set aside · " in text
+
+
+def test_many_that_were_set_aside_leave_room_for_the_tables() -> None:
+    lines = drawn(*(failed(f"public.t{number:02}") for number in range(50)), height=24)
+    assert len(lines) <= 24
+    assert 1 <= sum(line.startswith("✗") for line in lines) <= 3
+    assert sum("Errored" in line for line in lines) >= 1
+    assert any("50 set aside" in line for line in lines)
+
+
+def test_it_says_what_is_being_copied_and_how_far_the_others_are() -> None:
+    text = "\n".join(
+        drawn(
+            table("public.new", Phase.SYNC_WAIT),
+            table("public.old", Phase.READY, lag_bytes=2048, lag_seconds=1.0),
+            failed("public.bad", lag_bytes=1 << 30),
+        )
+    )
+    # One that was set aside says nothing about how the pipeline keeps up.
+    assert "1 set aside · 1 being copied" in text
+    assert "2.0 kB and 1.5 s behind" in " ".join(text.split())
+
+
+def status_of(*states: TableState) -> PipelineStatus:
+    return PipelineStatus(states, Lsn(500), Lsn(400), Lsn(100), 2.5)
+
+
+def state(name: str, phase: Phase, position: int, **known: object) -> TableState:
+    table = TableName("shop", name)
+    schema = TableSchema(1, table, (), ())
+    return TableState(schema, table, phase, position=Lsn(position), **known)  # type: ignore[arg-type]
+
+
 def test_speed_is_that_of_the_last_seconds() -> None:
-    schema = TableSchema(1, TableName("shop", "orders"), (), ())
-
-    def status(changes: int, position: int) -> PipelineStatus:
-        state = TableState(schema, Phase.READY, Lsn(position), changes_applied=changes)
-        return PipelineStatus((state,), Lsn(500), Lsn(400), Lsn(position), 2.5)
-
     meter = Meter()
-    assert meter.measure(status(1000, 100)).changes_per_second == 0
-    later = meter.measure(status(1600, 300))
+    first = state("orders", Phase.READY, 100, changes_applied=1000)
+    assert meter.measure(status_of(first)).changes_per_second == 0
+    second = state("orders", Phase.READY, 300, changes_applied=1600)
+    later = meter.measure(status_of(second))
     assert 0 < later.changes_per_second <= 600
-    assert (later.tables[0].lag_bytes, later.tables[0].lag_seconds) == (200, 2.5)
-    assert meter.measure(status(1600, 400)).tables[0].lag_seconds == 0
+
+
+def test_each_table_lags_by_its_own() -> None:
+    error = failed("shop.bad").error
+    progress = Meter().measure(
+        status_of(
+            state("ahead", Phase.READY, 500),
+            state("bad", Phase.ERRORED, 50, error=error),
+            state("behind", Phase.CATCHUP, 100, lag_seconds=2.5),
+            state("new", Phase.DATA_SYNC, 0),
+        )
+    )
+    assert [(table.lag_bytes, table.lag_seconds) for table in progress.tables] == [
+        (0, 0.0),
+        (450, None),
+        (400, 2.5),
+        (None, None),
+    ]
+    assert (progress.lag_bytes, progress.lag_seconds) == (400, 2.5)
+    assert [table.copying for table in progress.tables] == [False, False, False, True]
+    assert [str(table.name) for table in progress.set_aside] == ["shop.bad"]
+
+
+class Seen:
+    """A pipeline as the watcher sees it."""
+
+    stage = "running"
+
+    def __init__(self, status: PipelineStatus) -> None:
+        self._status = status
+
+    @property
+    def pipeline(self) -> Any:
+        return self
+
+    def status(self) -> PipelineStatus:
+        return self._status
+
+
+def test_log_lines_name_what_is_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    before = state("bad", Phase.ERRORED, 50, error=failed("s.bad").error, since=time.time() - 60)
+    seen = Seen(status_of(state("fine", Phase.READY, 500), before))
+    with Watcher(Console(), "shop", "s", "d", again="-f shop.yaml", json=True) as watcher:
+        for _ in range(3):
+            watcher.look(seen)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    warnings = [line for line in lines if line["level"] == "warning"]
+    assert [line["event"] for line in warnings] == ["a table is still set aside"]
+    assert warnings[0]["table"] == "shop.bad"
+    assert warnings[0]["command"] == "walflow retry shop.bad -f shop.yaml"
+    assert warnings[0]["hint"].startswith("Free some space.")
+    (progress,) = (line for line in lines if line["event"] == "progress")
+    assert (progress["set_aside"], progress["tables"]) == ("shop.bad", 2)
 
 
 def test_units_that_people_read() -> None:
@@ -111,4 +237,12 @@ def test_units_that_people_read() -> None:
         "2.0 h",
     ]
     assert [human_count(1234), human_count(12_345_678)] == ["1,234", "12.3M"]
+    assert [human_age(number) for number in (-1, 59, 61, 7300, 3 * 86400)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "2 h",
+        "3 d",
+    ]
+    assert iso_time(0.5) == "1970-01-01T00:00:00.500Z"
     assert [human_rate(99_999.4), human_rate(99_999.6)] == ["99,999", "100k"]

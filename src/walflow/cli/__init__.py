@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
+from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
 from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.failures import report
 from walflow.cli.run import run
+from walflow.cli.status import status
 
 __all__ = ["main", "walflow"]
 
@@ -22,8 +24,10 @@ __all__ = ["main", "walflow"]
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done; 1 source and destination differ; 2 wrong usage or settings; "
-    "3 wrong URI; 10-27 the source; 30-34 the change log; 40-42 Spark; 50-51 the destination; "
-    "70 a bug; 130 and 143 ended by Ctrl-C and SIGTERM before the work was done.",
+    "3 wrong URI; 4 names of tables that collide; 10-29 the source; 30-34 the change log; 40-42 "
+    "Spark; 50-51 the destination; 52 tables are set aside; 70-74 the store (70 also a bug); "
+    "75 no such table; 77 the pipeline refused; 130 and 143 ended by Ctrl-C and SIGTERM before "
+    "the work was done.",
 )
 @debug_option
 @click.version_option(package_name="walflow", message="%(prog)s %(version)s")
@@ -31,9 +35,8 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-walflow.add_command(run)
-walflow.add_command(demo)
-walflow.add_command(bench)
+for command in (run, status, retry, rollback, resync, demo, bench):
+    walflow.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,8 +6,11 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from walflow.model import Lsn, Phase
-from walflow.pipeline.pipeline import PipelineStatus
+from walflow.model import Lsn, Phase, TableName
+from walflow.pipeline.phases import FOLLOWED
+from walflow.pipeline.status import PipelineStatus
+from walflow.pipeline.tables import TableState
+from walflow.states import TableError
 
 __all__ = ["Meter", "Progress", "TableProgress"]
 
@@ -16,8 +19,10 @@ _WINDOW_SECONDS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    name: str
+    name: TableName
     phase: Phase
+    since: float
+    """Unix time at which the phase was entered."""
     rows_expected: int
     rows_copied: int
     changes: int
@@ -25,10 +30,17 @@ class TableProgress:
     lag_bytes: int | None
     """None until the table is followed."""
     lag_seconds: float | None
+    """None also while the table is set aside."""
+    attempts: int = 0
+    error: TableError | None = None
+
+    @property
+    def set_aside(self) -> bool:
+        return self.error is not None
 
     @property
     def copying(self) -> bool:
-        return self.lag_bytes is None
+        return not self.set_aside and self.phase not in FOLLOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Progress:
     log_end: Lsn
     applied: Lsn
     lag_seconds: float
+    """Of the table that is furthest behind."""
 
     @property
     def rows_copied(self) -> int:
@@ -51,11 +64,24 @@ class Progress:
         return sum(table.changes_per_second for table in self.tables)
 
     @property
+    def copying(self) -> int:
+        return sum(table.copying for table in self.tables)
+
+    @property
+    def set_aside(self) -> tuple[TableProgress, ...]:
+        """What waits longest first."""
+        return tuple(
+            sorted(
+                (table for table in self.tables if table.set_aside),
+                key=lambda table: (table.since, table.name),
+            )
+        )
+
+    @property
     def lag_bytes(self) -> int | None:
-        """None while a table is being copied."""
-        if any(table.lag_bytes is None for table in self.tables):
-            return None
-        return max((table.lag_bytes or 0 for table in self.tables), default=0)
+        """Of the followed table that is furthest behind; None if none is followed."""
+        followed = [table.lag_bytes for table in self.tables if not table.set_aside]
+        return max((lag for lag in followed if lag is not None), default=None)
 
 
 class Meter:
@@ -73,22 +99,24 @@ class Meter:
         since, before = self._samples[0]
         seconds = max(1.0, now - since)
         tables = tuple(
-            TableProgress(
-                name=str(state.name),
-                phase=state.phase,
-                rows_expected=state.rows_expected,
-                rows_copied=state.rows_copied,
-                changes=state.changes_applied,
-                changes_per_second=(state.changes_applied - before.get(str(state.name), 0))
-                / seconds,
-                lag_bytes=max(0, status.wal_end - state.position) if state.followed else None,
-                lag_seconds=_lag_seconds(status, state.position) if state.followed else None,
-            )
+            _table(state, status.wal_end, before.get(str(state.name), 0), seconds)
             for state in status.tables
         )
         return Progress(tables, status.log_end, status.applied, status.lag_seconds)
 
 
-def _lag_seconds(status: PipelineStatus, position: Lsn) -> float:
-    """Tables go forward together, so the oldest waiting transaction is the same for all."""
-    return status.lag_seconds if position < status.log_end else 0.0
+def _table(state: TableState, wal_end: Lsn, before: int, seconds: float) -> TableProgress:
+    reached = state.phase if state.error is None else state.error.phase
+    return TableProgress(
+        name=state.name,
+        phase=state.phase,
+        since=state.since,
+        rows_expected=state.rows_expected,
+        rows_copied=state.rows_copied,
+        changes=state.changes_applied,
+        changes_per_second=(state.changes_applied - before) / seconds,
+        lag_bytes=max(0, wal_end - state.position) if reached in FOLLOWED else None,
+        lag_seconds=state.lag_seconds if state.followed else None,
+        attempts=state.attempts,
+        error=state.error,
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
     from walflow.config import Settings
@@ -25,13 +25,10 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
     epilog="Ctrl-C (or SIGTERM) finishes the round and stops, with exit code 0; with "
     "--until-caught-up or during the start with 130 (143), since the work was not done. A second "
     "one stops at once: nothing is lost, the next run goes on from the last complete round. "
-    "Every setting can also be in FILE (YAML) or in the environment (WALFLOW_LOG__FILL_MS=100)."
+    "A table that cannot be copied or written is set aside while the others go on: see "
+    "`walflow status`; --until-caught-up then ends with exit code 52. " + SETTINGS_EPILOG
 )
-@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
-@click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/database")
-@click.option("--to", "destination", metavar="URI", help="iceberg:///folder/of/the/tables")
-@click.option("--name", help="The pipeline's name.  [default: default]")
-@click.option("--publication", help="Whose tables are followed.  [default: walflow]")
+@pipeline_options(ends=True)
 @click.option("--create-publication", is_flag=True, help="Make the publication if there is none.")
 @click.option(
     "--table",
@@ -40,24 +37,24 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
     metavar="SCHEMA.TABLE",
     help="For a publication that is made: these tables only. May be repeated.",
 )
-@click.option("--slot", help="The replication slot.  [default: walflow_<name>]")
-@click.option(
-    "--log", type=click.Path(path_type=Path), metavar="FOLDER", help="Where the change log is kept."
-)
 @click.option("--until-caught-up", is_flag=True, help="End when the lag is zero.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics here.")
 @click.option("--json", "as_json", is_flag=True, help="Log lines as JSON, and no live view.")
 @click.option("--quiet", "-q", is_flag=True, help="Warnings and errors only.")
-@click.option("--set", "others", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
 @debug_option
 @click.pass_context
-def run(context: click.Context, /, file: Path | None, others: tuple[str, ...], **given: Any) -> int:
+def run(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     """Copy the published tables, then keep them equal to the source."""
-    from walflow.config import load_settings
-
-    settings = load_settings(file, _overrides(given, others))
+    settings = chosen.settings(
+        {
+            "source.create_publication": True if given["create_publication"] else None,
+            "source.tables": given["tables"] or None,
+            "metrics_address": given["metrics"],
+        }
+    )
     return _run(
         settings,
+        again=chosen.again,
         until_caught_up=given["until_caught_up"],
         json=given["as_json"],
         quiet=given["quiet"],
@@ -65,27 +62,9 @@ def run(context: click.Context, /, file: Path | None, others: tuple[str, ...], *
     )
 
 
-def _overrides(given: dict[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
-    overrides: dict[str, Any] = {
-        "source.uri": given["source"],
-        "destination.uri": given["destination"],
-        "name": given["name"],
-        "source.publication": given["publication"],
-        "source.create_publication": True if given["create_publication"] else None,
-        "source.tables": given["tables"] or None,
-        "source.slot": given["slot"],
-        "log.folder": given["log"],
-        "metrics_address": given["metrics"],
-    }
-    for other in others:
-        key, equals, value = other.partition("=")
-        if not equals or not key:
-            raise click.UsageError(f"--set takes KEY=VALUE, such as log.fill_ms=100, not {key!r}.")
-        overrides[key.strip()] = value
-    return overrides
-
-
-def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, debug: bool) -> int:
+def _run(
+    settings: Settings, *, again: str, until_caught_up: bool, json: bool, quiet: bool, debug: bool
+) -> int:
     from rich.console import Console
 
     from walflow.cli.attending import Signals, Work
@@ -106,6 +85,7 @@ def _run(settings: Settings, *, until_caught_up: bool, json: bool, quiet: bool, 
         settings.name,
         redact(settings.source.uri.get_secret_value()),
         redacted(settings.destination.uri),
+        again=again,
         json=json,
         quiet=quiet,
         debug=debug,

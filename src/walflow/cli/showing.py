@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, Self
 
 import structlog
 from rich.console import Console
 
-from walflow.cli.progress import Meter, Progress
+from walflow.cli.advice import advise
+from walflow.cli.progress import Meter, Progress, TableProgress
+from walflow.cli.units import iso_time
 from walflow.cli.view import View
 from walflow.observe import logs
 from walflow.pipeline.pipeline import Pipeline
@@ -42,17 +45,22 @@ class Watcher:
         source: str,
         destination: str,
         *,
+        again: str = "",
         json: bool = False,
         quiet: bool = False,
         debug: bool = False,
     ) -> None:
+        """``again``: the options by which other commands find this pipeline."""
         self._json = json
+        self._again = again
+        self._began = time.time()
         self._level = "debug" if debug else "warning" if quiet else "info"
         self._live = console.is_terminal and not (json or quiet or debug)
-        self._view = View(console, title, source, destination) if self._live else None
+        self._view = View(console, title, source, destination, again) if self._live else None
         self._meter = Meter()
         self._stage = ""
         self._lined: float | None = None
+        self._reminded = False
         self._stack = ExitStack()
         self.progress: Progress | None = None
 
@@ -89,16 +97,38 @@ class Watcher:
         now = time.monotonic()
         if self.progress is None or not self.progress.tables:
             return
+        if not self._reminded:
+            self._reminded = True
+            self._remind(self.progress.set_aside)
         if self._lined is not None and now - self._lined < _LINE_SECONDS:
             return
         self._lined = now
         _logger.info("progress", **_fields(self.progress))
 
+    def _remind(self, set_aside: Sequence[TableProgress]) -> None:
+        """The pipeline logs it when a table is set aside; of those from before, this tells."""
+        for table in set_aside:
+            if table.error is None or table.since >= self._began:
+                continue
+            advice = advise(table.name, table.error, time.time(), self._again)
+            _logger.warning(
+                "a table is still set aside",
+                table=str(table.name),
+                since=iso_time(table.since),
+                error=advice.reason,
+                hint=advice.hint,
+                next=advice.next,
+                command=advice.command,
+            )
+
 
 def _fields(progress: Progress) -> dict[str, object]:
+    names = [str(table.name) for table in progress.set_aside]
     return {
         "tables": len(progress.tables),
-        "copying": sum(table.copying for table in progress.tables),
+        "copying": progress.copying,
+        # Only where there are any: a line that has it is one to look at.
+        **({"set_aside": ", ".join(names)} if names else {}),
         "rows_copied": progress.rows_copied,
         "changes": progress.changes,
         "changes_per_second": round(progress.changes_per_second),

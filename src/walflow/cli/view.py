@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +14,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from walflow.cli.advice import advise
 from walflow.cli.progress import Progress, TableProgress
-from walflow.model import Phase
+from walflow.cli.styles import PHASE_STYLES
+from walflow.cli.units import human_bytes, human_count, human_rate, human_seconds
+from walflow.model import Phase, TableName
 
-__all__ = ["View", "human_bytes", "human_count", "human_rate", "human_seconds"]
+__all__ = ["View"]
 
 _FRAMES_PER_SECOND = 4
 _QUIET_SECONDS = 1.0
@@ -25,27 +28,26 @@ _QUIET_SECONDS = 1.0
 _LINES_AROUND = 9
 """Header, footer and a little air: what the tables do not get of a terminal's height."""
 
+_LINES_A_ERROR = 5
+
 _BAR_WIDTH = 9
 
 _URGENCY = {Phase.ERRORED: 0, Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
 """Of the phases that need a look before others."""
 
-_STYLES = {
-    Phase.READY: "green",
-    Phase.SYNC_DONE: "green",
-    Phase.CATCHUP: "cyan",
-    Phase.ERRORED: "bold red",
-}
-
 
 class View:
     """Shows what ``show`` was last given; a context manager. Draws at most four times a second."""
 
-    def __init__(self, console: Console, title: str, source: str, destination: str) -> None:
+    def __init__(
+        self, console: Console, title: str, source: str, destination: str, again: str = ""
+    ) -> None:
+        """``again``: the options by which other commands find this pipeline."""
         self._console = console
         self._title = title
         self._source = source
         self._destination = destination
+        self._again = again
         self._began = time.monotonic()
         self._spinner = Spinner("dots", style="cyan")
         self._stage = ""
@@ -81,8 +83,11 @@ class View:
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._header()]
         if self._progress is not None and self._progress.tables:
-            room = max(1, self._console.height - _LINES_AROUND)
-            parts += ["", _tables(self._progress.tables, room), ""]
+            set_aside = self._progress.set_aside
+            told = min(len(set_aside), max(1, self._console.height // _LINES_A_ERROR // 2))
+            room = self._console.height - _LINES_AROUND - _LINES_A_ERROR * told
+            parts += ["", _tables(self._progress.tables, max(1, room)), ""]
+            parts += [self._error(table) for table in set_aside[:told]]
             parts.append(_totals(self._progress))
         if self._stage:
             self._spinner.update(text=Text(f"{self._stage} …"))
@@ -106,6 +111,20 @@ class View:
         way.overflow = "ellipsis"
         return Group(top, way)
 
+    def _error(self, table: TableProgress) -> RenderableType:
+        """In few lines: the full text is what `walflow status` is for."""
+        assert table.error is not None
+        advice = advise(table.name, table.error, time.time(), self._again)
+        lines = [
+            Text.assemble((f"✗ {table.name} was set aside: ", "bold red"), advice.reason),
+            Text(f"  {advice.hint or 'The whole text is shown by: walflow status'}"),
+            Text(f"  {advice.next}", style="yellow"),
+            Text(f"    {advice.command}", style="bold"),
+        ]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines, "")
+
 
 def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     # Widths are fixed, so that nothing jumps about; together they fit into 80 columns.
@@ -125,8 +144,8 @@ def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     shown = busiest_first if len(tables) <= room else busiest_first[: max(1, room - 1)]
     for table in shown:
         grid.add_row(
-            table.name,
-            Text(table.phase.value, style=_STYLES.get(table.phase, "yellow")),
+            str(table.name),
+            Text(table.phase.value, style=PHASE_STYLES.get(table.phase, "yellow")),
             _copied(table),
             human_count(table.changes),
             human_rate(table.changes_per_second),
@@ -138,7 +157,7 @@ def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     return Group(grid, Text(f"… and {len(tables) - len(shown)} more", style="dim"))
 
 
-def _urgency(table: TableProgress) -> tuple[int, float, str]:
+def _urgency(table: TableProgress) -> tuple[int, float, TableName]:
     """Failed, then unfinished, then busy tables first; else by name."""
     # In steps of two, so that lines do not change places all the time.
     busy = int(table.changes_per_second).bit_length()
@@ -156,47 +175,20 @@ def _copied(table: TableProgress) -> RenderableType:
 
 
 def _totals(progress: Progress) -> Text:
-    lag = progress.lag_bytes
-    words: Iterable[str] = (
-        f"{len(progress.tables)} tables" if len(progress.tables) != 1 else "1 table",
-        f"{human_count(progress.rows_copied)} rows copied",
-        f"{human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)",
-        "copying"
-        if lag is None
-        else f"{human_bytes(lag)} and {human_seconds(progress.lag_seconds)} behind",
+    lag, set_aside = progress.lag_bytes, len(progress.set_aside)
+    text = Text(f"{len(progress.tables)} table{'' if len(progress.tables) == 1 else 's'}")
+    if set_aside:
+        text.append(" · ").append(f"{set_aside} set aside", style="bold red")
+    if progress.copying:
+        text.append(f" · {progress.copying} being copied")
+    text.append(f" · {human_count(progress.rows_copied)} rows copied")
+    text.append(
+        f" · {human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)"
     )
-    return Text(" · ".join(words), style="bold")
-
-
-def human_count(number: int) -> str:
-    """Up to seven digits in full, then in millions."""
-    return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.1f}M"
-
-
-def human_rate(number: float) -> str:
-    """In at most six characters."""
-    return f"{number:,.0f}" if number < 99_999.5 else f"{number / 1000:,.0f}k"
-
-
-def human_bytes(number: int) -> str:
-    if number < 1024:
-        return f"{number} B"
-    size = float(number)
-    for unit in ("kB", "MB", "GB", "TB"):
-        size /= 1024
-        if size < 1000 or unit == "TB":
-            break
-    return f"{size:.1f} {unit}" if size < 10 else f"{size:,.0f} {unit}"
-
-
-def human_seconds(seconds: float) -> str:
-    if seconds < 0.05:
-        return "0 s"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.1f} h"
+    if lag is not None:
+        text.append(f" · {human_bytes(lag)} and {human_seconds(progress.lag_seconds)} behind")
+    text.stylize_before("bold")
+    return text
 
 
 def _clock(seconds: float) -> str:

@@ -1,0 +1,185 @@
+"""``walflow retry``, ``rollback``, ``resync``: asking a pipeline to do something for tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from walflow.cli.debugging import debug_option
+from walflow.cli.options import Chosen, pipeline_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from walflow.model import TableName
+    from walflow.stores.base import Action, Request, Store
+
+__all__ = ["resync", "retry", "rollback"]
+
+_POLL_SECONDS = 0.2
+
+_EPILOG = (
+    "TABLE is schema.table, or just table for one in the schema public. Names with dots, spaces "
+    "or quotes in them are written as in SQL, in double quotes, which the shell must not eat: "
+    '\'"My Schema"."a.b"\'.\n\n'
+    "A pipeline that runs, here or on another machine, is asked through its store, and does it "
+    "within seconds; one that does not run does it when it is started next.\n\n"
+    "Exit code 0 when it was done, or asked for; 75 if the pipeline has no such table; 77 if the "
+    "running pipeline refused."
+)
+
+_OPTIONS = (
+    click.argument("tables", nargs=-1, metavar="TABLE..."),
+    pipeline_options(ends=False, tables=True),
+    click.option(
+        "--wait",
+        default=15.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How long to wait for a running pipeline's answer.",
+    ),
+    click.option("--no-wait", is_flag=True, help="Ask, and do not wait for the answer."),
+    debug_option,
+)
+
+
+def _table_options(function: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(epilog=_EPILOG)
+@_table_options
+@click.option("--all-errored", is_flag=True, help="All tables that are set aside.")
+def retry(tables: tuple[str, ...], all_errored: bool, **given: Any) -> int:
+    """Try tables that were set aside again, now.
+
+    They go on from where they failed; what changed meanwhile is in the change log and follows.
+    """
+    if all_errored and tables:
+        raise click.UsageError("Give tables or --all-errored, not both.")
+    return _ask("retry", tables, all_errored=all_errored, **given)
+
+
+@click.command(epilog=_EPILOG)
+@_table_options
+def rollback(tables: tuple[str, ...], **given: Any) -> int:
+    """Put tables back to the phase before their present one.
+
+    They go on from there: for a table whose last step went wrong in a way that trying it again
+    does not mend. Where there is no earlier phase, the pipeline refuses.
+    """
+    return _ask("rollback", tables, **given)
+
+
+@click.command(epilog=_EPILOG)
+@_table_options
+def resync(tables: tuple[str, ...], **given: Any) -> int:
+    """Copy tables again from the source, while the others go on.
+
+    Where the destination can swap tables, readers see the former one until the copy is complete.
+    """
+    return _ask("resync", tables, **given)
+
+
+def _ask(
+    verb: str,
+    tables: Sequence[str],
+    *,
+    chosen: Chosen,
+    wait: float,
+    no_wait: bool,
+    all_errored: bool = False,
+) -> int:
+    from walflow.cli.naming import find_table
+    from walflow.cli.opening import opened_store
+    from walflow.model import Phase
+    from walflow.stores.base import Action
+
+    if not tables and not all_errored:
+        raise click.UsageError("Name at least one table; they are listed by: walflow status")
+    with opened_store(chosen.store_settings()) as store:
+        store.load_table_replication_states()
+        states = store.get_table_replication_states().values()
+        if all_errored:
+            wanted = sorted(state.table for state in states if state.phase is Phase.ERRORED)
+        else:
+            known = {state.table for state in states}
+            wanted = list(dict.fromkeys(find_table(table, known) for table in tables))
+        if not wanted:
+            click.echo("No table is set aside.")
+            return 0
+        asked = _put(store, Action(verb), wanted)
+        seconds = 0.0 if no_wait else wait
+        answered = _answers(store, asked, seconds) if seconds else {}
+        return _tell(asked, answered, running=_runs(store), waited=seconds)
+
+
+def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Request]:
+    """Ask; what was asked for already and not answered yet is not asked for twice."""
+    import time
+    import uuid
+
+    from walflow.stores.base import Request
+
+    pending = {(request.table, request.action): request for request in store.open_requests()}
+    asked = []
+    for table in tables:
+        request = pending.get((table, action))
+        if request is None:
+            request = Request(uuid.uuid4().hex, table, action, time.time())
+            store.put_request(request)
+        asked.append(request)
+    return asked
+
+
+def _runs(store: Store) -> bool:
+    lease = store.get_lease()
+    return lease is not None and lease.seconds_left > 0
+
+
+def _answers(store: Store, asked: Sequence[Request], seconds: float) -> dict[str, Request]:
+    """By id, what is answered within so many seconds, while a process runs the pipeline."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    answered: dict[str, Request] = {}
+    while True:
+        running = _runs(store)
+        for request in asked:
+            if request.id not in answered:
+                found = store.get_request(request.id)
+                if found is not None and found.outcome is not None:
+                    answered[request.id] = found
+        if len(answered) == len(asked) or not running or time.monotonic() >= deadline:
+            return answered
+        time.sleep(_POLL_SECONDS)
+
+
+def _tell(
+    asked: Sequence[Request], answered: dict[str, Request], *, running: bool, waited: float
+) -> int:
+    from walflow.errors import RequestRefused
+
+    refused: list[Request] = []
+    for request in asked:
+        what = f"{request.table}: {request.action.value}"
+        answer = answered.get(request.id)
+        if answer is None and running:
+            late = f"; no answer within {waited:g} s, see: walflow status" if waited else ""
+            click.echo(f"{what} asked for{late}")
+        elif answer is None:
+            click.echo(f"{what} asked for; no process runs the pipeline: done at its next start")
+        elif answer.refused:
+            refused.append(answer)
+        else:
+            click.echo(answer.outcome)
+    if refused:
+        raise RequestRefused(
+            "The pipeline refused. " + " ".join(str(one.outcome) for one in refused),
+            hint="See where the tables stand with: walflow status.",
+        )
+    return 0

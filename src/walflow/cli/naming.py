@@ -1,0 +1,74 @@
+"""Tables as they are written on a command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+from walflow.errors import UnknownTable
+from walflow.model import TableName
+
+__all__ = ["command_for", "find_table"]
+
+_PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
+_NAME = re.compile(rf"(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})")
+
+_ALIKE = 0.75
+"""Names of one schema begin alike, which says nothing."""
+
+
+def find_table(text: str, known: Collection[TableName]) -> TableName:
+    """The one of the known tables that the text means: ``schema.table``, or ``table`` for one in
+    public, each part in double quotes or not. Raises UnknownTable, which names the closest.
+
+    Letter by letter first, then as SQL reads it, where only quoted names keep their capitals.
+    """
+    for meant in _readings(text):
+        if meant in known:
+            return meant
+    literal = [name for name in known if str(name) == text]
+    if len(literal) == 1:
+        return literal[0]
+    if literal:
+        raise UnknownTable(
+            f"{text} means several tables.",
+            hint="Say which: " + " or ".join(shlex.quote(name.quoted) for name in literal),
+        )
+    raise UnknownTable(f"The pipeline has no table {text}.", hint=_closest(text, known))
+
+
+def _readings(text: str) -> Iterable[TableName]:
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return
+    schema, name = match["schema"] or "public", match["name"]
+    yield TableName(_unquoted(schema), _unquoted(name))
+    yield TableName(*(_unquoted(part, fold=True) for part in (schema, name)))
+
+
+def _unquoted(part: str, *, fold: bool = False) -> str:
+    if part.startswith('"'):
+        return part[1:-1].replace('""', '"')
+    return part.lower() if fold else part
+
+
+def _closest(text: str, known: Collection[TableName]) -> str:
+    names = {str(name): name for name in known}
+    plain = text.replace('"', "")
+    # By the whole name, or by the table's alone where only the schema is another.
+    last = plain.rpartition(".")[2]
+    close = dict.fromkeys(get_close_matches(plain, names, n=3, cutoff=_ALIKE))
+    close |= dict.fromkeys(str(name) for name in sorted(known) if name.name == last)
+    if close:
+        return f"Did you mean {' or '.join([*close][:3])}?"
+    return "Its tables are listed by: walflow status."
+
+
+def command_for(verb: str, table: TableName, again: str = "") -> str:
+    """The command to paste for a table; ``again`` finds the pipeline."""
+    spelled = str(table)
+    if next(iter(_readings(spelled)), None) != table:
+        spelled = table.quoted
+    return " ".join(filter(None, ("walflow", verb, shlex.quote(spelled), again)))

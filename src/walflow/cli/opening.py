@@ -1,0 +1,59 @@
+"""The store of a pipeline, as other commands find it: they make none where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from walflow.config import Settings
+from walflow.errors import ConfigError
+from walflow.stores import open_store, state_file
+from walflow.stores.base import Store
+
+__all__ = ["opened_store", "opened_store_if_any"]
+
+_HINT = (
+    "Say which pipeline is meant, as `walflow run` was told it: with FILE, --name, --log, "
+    "or --set store.uri=…"
+)
+
+
+@contextmanager
+def opened_store(settings: Settings) -> Iterator[Store]:
+    """The store, closed after the block; raises ConfigError if it knows no such pipeline."""
+    with opened_store_if_any(settings) as store:
+        if store is None:
+            raise ConfigError(
+                f"There is no state of a pipeline {settings.name!r}: {_missing(settings)}.",
+                hint=_HINT,
+            )
+        if not store.get_table_replication_states() and store.get_lease() is None:
+            raise ConfigError(
+                f"The store has nothing of a pipeline {settings.name!r}: it never ran, or it was "
+                "dropped.",
+                hint=_HINT,
+            )
+        yield store
+
+
+@contextmanager
+def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
+    """The store, closed after the block; None where opening it would only make it."""
+    file = state_file(settings)
+    if _in_memory(settings) or (file is not None and not file.exists()):
+        yield None
+        return
+    with closing(open_store(settings)) as store:
+        store.load_table_replication_states()
+        yield store
+
+
+def _in_memory(settings: Settings) -> bool:
+    uri = settings.store.uri
+    return uri is not None and uri.get_secret_value().startswith("memory:")
+
+
+def _missing(settings: Settings) -> str:
+    if _in_memory(settings):
+        return "its store is the memory of the process that runs it"
+    return f"{state_file(settings)} does not exist"

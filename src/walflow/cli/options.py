@@ -1,0 +1,129 @@
+"""Which pipeline a command is for: the options that say so, and the settings that they make."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from walflow.config import Settings
+
+__all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
+
+SETTINGS_EPILOG = (
+    "Every setting can also be in FILE (YAML) or in the environment (WALFLOW_LOG__FILL_MS=100)."
+)
+
+_PATH = click.Path(path_type=Path)
+_FILE_ARGUMENT = click.argument("file", required=False, type=_PATH, metavar="[FILE]")
+_FILE_OPTION = click.option("--file", "-f", type=_PATH, metavar="FILE", help="Settings, as YAML.")
+_ENDS = (
+    click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/db"),
+    click.option("--to", "destination", metavar="URI", help="iceberg:///folder/of/the/tables"),
+    click.option("--publication", help="Whose tables are followed.  [default: walflow]"),
+    click.option("--slot", help="The replication slot.  [default: walflow_<name>]"),
+)
+_EVERYWHERE = (
+    click.option("--name", help="The pipeline's name.  [default: default]"),
+    click.option(
+        "--log",
+        type=_PATH,
+        metavar="FOLDER",
+        help="Where the change log is kept.  [default: ~/.walflow/<name>]",
+    ),
+    click.option("--set", "others", multiple=True, metavar="KEY=VALUE", help="Any other setting."),
+)
+# Commands that only read and write the store open neither end. Empty, these cannot be opened by
+# mistake, and stand in front of whatever the file or the environment say.
+_NO_ENDS = {"source.uri": "", "destination.uri": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the command line says of the pipeline."""
+
+    file: Path | None = None
+    name: str | None = None
+    log: Path | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, str | None] = field(default_factory=dict)
+    """source.uri and the like, of commands that need them."""
+
+    def settings(self, more: Mapping[str, Any] | None = None) -> Settings:
+        """All settings; both ends must be named."""
+        return self._load({**self.ends, **(more or {})})
+
+    def store_settings(self) -> Settings:
+        """Those by which the store is found. The ends' URIs are empty, named or not."""
+        return self._load(_NO_ENDS)
+
+    def _load(self, more: Mapping[str, Any]) -> Settings:
+        from walflow.config import load_settings
+
+        return load_settings(
+            self.file, {"name": self.name, "log.folder": self.log, **more, **self.others}
+        )
+
+    @property
+    def again(self) -> str:
+        """What finds the same pipeline's store when it is put behind another command."""
+        from walflow.redaction import redacted
+
+        words: list[str] = []
+        for option, value in (("--file", self.file), ("--name", self.name), ("--log", self.log)):
+            words += [] if value is None else [option, str(value)]
+        for key, value in self.others.items():
+            if key in ("name", "log.folder") or key.startswith("store."):
+                words += ["--set", f"{key}={redacted(value)}"]
+        return shlex.join(words)
+
+
+def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any]:
+    """Add the options, and hand what they say to the function as ``chosen``.
+
+    ``ends``: with those for source and destination. ``tables``: arguments are tables, so the
+    settings file is an option, and not the first argument as elsewhere.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(
+            *arguments: Any,
+            file: Path | None,
+            name: str | None,
+            log: Path | None,
+            others: tuple[str, ...],
+            source: str | None = None,
+            destination: str | None = None,
+            publication: str | None = None,
+            slot: str | None = None,
+            **more: Any,
+        ) -> Any:
+            named = {
+                "source.uri": source,
+                "destination.uri": destination,
+                "source.publication": publication,
+                "source.slot": slot,
+            }
+            chosen = Chosen(file, name, log, dict(map(_key_and_value, others)), named)
+            return function(*arguments, chosen=chosen, **more)
+
+        options = [_FILE_OPTION if tables else _FILE_ARGUMENT, *(_ENDS if ends else ())]
+        for option in reversed([*options, *_EVERYWHERE]):
+            call = option(call)
+        return call
+
+    return decorate
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f"--set takes KEY=VALUE, such as log.fill_ms=100, not {key!r}.")
+    return key.strip(), value

@@ -1,0 +1,143 @@
+"""An overview as text: a table, and below it in full what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from walflow.cli.advice import advise
+from walflow.cli.overview import Overview, TableOverview
+from walflow.cli.styles import PHASE_STYLES
+from walflow.cli.units import human_age, human_bytes, human_count, human_seconds
+
+__all__ = ["print_overview"]
+
+_ROOMY = 100
+"""From so many columns on, there are two spaces between what a table shows."""
+
+
+def print_overview(console: Console, overview: Overview, again: str) -> None:
+    """``again``: the options that find this pipeline, for the commands to paste."""
+    console.print(_who_runs_it(overview))
+    if overview.report is not None:
+        console.print(_positions(overview), style="dim")
+    console.print()
+    if overview.tables:
+        console.print(_for_people(console, overview) if console.is_terminal else _plain(overview))
+    else:
+        console.print("No tables to show.")
+    for table in overview.set_aside:
+        console.print()
+        _print_error(console, table, overview.at, again)
+    if overview.requests:
+        console.print()
+        console.print(*_waiting(overview), sep="\n")
+
+
+def _who_runs_it(overview: Overview) -> Text:
+    text = Text.assemble(("walflow ", "bold"), (overview.pipeline, "bold cyan"), "  ")
+    lease = overview.lease
+    if lease is None:
+        return text.append("not running", style="bold yellow")
+    process = f"process {lease.holder.pid} on {lease.holder.host}"
+    reported = (
+        "has not reported yet"
+        if lease.report is None
+        else f"last reported {human_age(overview.at - lease.report.at)} ago"
+    )
+    if overview.running:
+        return text.append("running", style="bold green").append(f": {process}, {reported}")
+    text.append("not running", style="bold yellow")
+    return text.append(f": {process} ended without a word, {reported}")
+
+
+def _positions(overview: Overview) -> str:
+    report = overview.report
+    assert report is not None
+    when = "" if overview.running else ", when it last reported"
+    return (
+        f"wal {report.wal_end}, log {report.log_end}, applied {report.applied}: "
+        f"{human_bytes(max(0, report.wal_end - report.applied))} and "
+        f"{human_seconds(report.lag_seconds)} behind{when}"
+    )
+
+
+def _for_people(console: Console, overview: Overview) -> Table:
+    # Nothing is cut off: a name that has no room goes on in the next line.
+    gap = 2 if console.width >= _ROOMY else 1
+    grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("table", overflow="fold")
+    _add_columns(grid)
+    for table in overview.tables:
+        name = Text(str(table.name))
+        if table.destination != table.name:
+            name.append(f"\n→ {table.destination}", style="dim")
+        grid.add_row(name, *_cells(table, overview.at))
+    return grid
+
+
+def _plain(overview: Overview) -> Table:
+    """One line a table, always the same columns."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column("table", no_wrap=True)
+    grid.add_column("destination", no_wrap=True)
+    _add_columns(grid)
+    for table in overview.tables:
+        cells = _cells(table, overview.at)
+        grid.add_row(Text(str(table.name)), Text(str(table.destination)), *cells)
+    return grid
+
+
+def _add_columns(grid: Table) -> None:
+    grid.add_column("phase", no_wrap=True)
+    for name in ("since", "rows", "changes", "lag", "failures"):
+        grid.add_column(name, justify="right", no_wrap=True)
+
+
+def _cells(table: TableOverview, now: float) -> list[str | Text]:
+    state = table.state
+    return [
+        Text(state.phase.value, style=PHASE_STYLES.get(state.phase, "yellow")),
+        human_age(now - state.since),
+        human_count(state.rows_copied),
+        human_count(state.changes_applied),
+        "-" if table.lag_bytes is None else human_bytes(table.lag_bytes),
+        str(state.attempts),
+    ]
+
+
+def _print_error(console: Console, table: TableOverview, now: float, again: str) -> None:
+    state = table.state
+    assert state.error is not None
+    advice = advise(table.name, state.error, now, again)
+    failures = "1 failure" if state.attempts == 1 else f"{state.attempts} failures"
+    console.print(
+        Text.assemble(
+            (str(table.name), "bold red"),
+            (" was set aside ", "bold red"),
+            f"{human_age(now - state.since)} ago in {state.error.phase.value}, after {failures}",
+        )
+    )
+    _print_indented(console, advice.reason)
+    if advice.hint:
+        _print_indented(console, f"What to do: {advice.hint}")
+    _print_indented(console, advice.next)
+    # In one piece, however long: it is there to be pasted.
+    console.print(Text(f"    {advice.command}", style="bold"), soft_wrap=True)
+
+
+def _print_indented(console: Console, text: str) -> None:
+    console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
+
+
+def _waiting(overview: Overview) -> Iterable[Text]:
+    for request in overview.requests:
+        waits = "" if overview.running else "; it is done at the pipeline's next start"
+        yield Text(
+            f"Asked for {human_age(overview.at - request.asked)} ago: {request.action.value} of "
+            f"{request.table}{waits}"
+        )

@@ -1,0 +1,80 @@
+"""``walflow status``: how a pipeline and its tables are doing, from its store alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from walflow.cli.debugging import debug_option
+from walflow.cli.options import Chosen, pipeline_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from walflow.cli.overview import Overview
+
+__all__ = ["status"]
+
+NOT_RUNNING = 1
+"""The exit code of --check when no process runs the pipeline."""
+
+_NO_WRAPPING = 100_000
+
+
+@click.command(
+    epilog="Reads the pipeline's store, whether it runs or not; the source, the destination and "
+    "Spark are not asked. Lag is how far a table is behind the source's log, as of the pipeline's "
+    "last report; - while it is not followed, or nothing was reported.\n\n"
+    "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table is set "
+    "aside.\n\n"
+    "The object of --json: pipeline, at, running, holder (host, pid, lease_seconds_left), report "
+    "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), tables "
+    "(table, schema, name, oid, destination, phase, since, position, rows_copied, "
+    "changes_applied, lag_bytes, attempts, error (code, reason, hint, phase, retry, "
+    "next_attempt)), requests (id, table, action, asked). Times are ISO 8601 in UTC; positions "
+    "are text (0/16B3748), and integers under the same key with _number behind it. Keys are only "
+    "ever added."
+)
+@pipeline_options(ends=False)
+@click.option("--errors", is_flag=True, help="Only tables that are set aside.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--check", is_flag=True, help="Tell by the exit code whether all is well.")
+@debug_option
+def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
+    """Show where a pipeline and each of its tables stand, and what is wrong."""
+    import time
+
+    from walflow.cli.opening import opened_store
+    from walflow.cli.overview import read_overview
+    from walflow.errors import TablesSetAside
+
+    settings = chosen.store_settings()
+    with opened_store(settings) as store:
+        overview = read_overview(store, settings.name, time.time())
+    shown = overview.errors_only() if errors else overview
+    if as_json:
+        import json
+
+        click.echo(json.dumps(shown.to_dict(), ensure_ascii=False))
+    else:
+        _print(shown, chosen.again)
+    if not check:
+        return 0
+    if not overview.running:
+        return NOT_RUNNING
+    return TablesSetAside.exit_code if overview.set_aside else 0
+
+
+def _print(overview: Overview, again: str) -> None:
+    from walflow.cli.overview_text import print_overview
+
+    print_overview(_console(), overview, again)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    # Who reads it from a file or a pipe wants a line a table.
+    return console if console.is_terminal else Console(highlight=False, width=_NO_WRAPPING)

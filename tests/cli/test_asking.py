@@ -1,0 +1,169 @@
+"""``walflow retry``, ``rollback``, ``resync``: asked through a store on the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.stored import HOLDER, opened, put_shop, run_it
+from walflow.cli import _exit_code
+from walflow.model import TableName
+from walflow.stores.base import Action, Request, Store
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def store(log: Path) -> Iterator[Store]:
+    with opened(log) as made:
+        put_shop(made)
+        yield made
+
+
+def ask(log: Path, verb: str, *arguments: str, code: int = 0) -> None:
+    assert _exit_code([verb, *arguments, "--name", "shop", "--log", str(log)]) == code
+
+
+@contextmanager
+def answering(store: Store, answer: Callable[[Request], tuple[str, bool]]) -> Iterator[None]:
+    """The other side: what a running pipeline does with requests."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.05):
+            for request in store.open_requests():
+                outcome, refused = answer(request)
+                store.finish_request(request.id, outcome, refused=refused)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("verb", ["retry", "rollback", "resync"])
+def test_a_running_pipeline_does_it(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    run_it(store)
+    seen: list[Request] = []
+
+    def answer(request: Request) -> tuple[str, bool]:
+        seen.append(request)
+        return f"{request.table} is in {request.action.value} now", False
+
+    with answering(store, answer):
+        ask(log, verb, "timed", "public.manual")
+    assert [(request.table.name, request.action) for request in seen] == [
+        ("timed", Action(verb)),
+        ("manual", Action(verb)),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        f"public.timed is in {verb} now",
+        f"public.manual is in {verb} now",
+    ]
+
+
+def test_a_refusal_is_an_error_with_its_words(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_it(store)
+
+    def answer(request: Request) -> tuple[str, bool]:
+        is_set_aside = request.table.name == "timed"
+        return ("Tried again.", False) if is_set_aside else ("It is not set aside.", True)
+
+    with answering(store, answer):
+        ask(log, "retry", "timed", "orders", code=77)
+    shown = capsys.readouterr()
+    assert shown.out == "Tried again.\n"
+    assert "The pipeline refused. It is not set aside." in shown.err
+
+
+def test_all_that_are_set_aside(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(log, "retry", "--all-errored")
+    assert {request.table.name for request in store.open_requests()} == {"timed", "manual", "final"}
+    assert capsys.readouterr().out.count("done at its next start") == 3
+
+
+def test_none_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.cli.stored import put_table
+    from walflow.model import Phase
+
+    with opened(tmp_path / "log") as store:
+        put_table(store, 1, "public.orders", Phase.READY)
+        ask(tmp_path / "log", "retry", "--all-errored")
+        assert store.open_requests() == []
+    assert capsys.readouterr().out == "No table is set aside.\n"
+
+
+def test_a_pipeline_that_does_not_run_does_it_later_and_once(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        ask(log, "resync", "sales.final")
+    waiting = store.open_requests()
+    assert [(request.table, request.action) for request in waiting] == [
+        (TableName("sales", "final"), Action.RESYNC)
+    ]
+    out = capsys.readouterr().out
+    assert out.count("no process runs the pipeline: done at its next start") == 2
+
+
+def test_a_pipeline_that_does_not_answer_in_time(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_it(store)
+    ask(log, "retry", "timed", "--wait", "0.3")
+    assert "no answer within 0.3 s, see: walflow status" in capsys.readouterr().out
+    assert len(store.open_requests()) == 1
+
+
+def test_a_pipeline_that_ends_while_it_is_waited_for(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_it(store)
+    release = threading.Timer(0.5, store.release_lease, [HOLDER])
+    release.start()
+    ask(log, "retry", "timed", "--wait", "60")
+    release.join()
+    assert "done at its next start" in capsys.readouterr().out
+
+
+def test_not_waiting(store: Store, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_it(store)
+    ask(log, "rollback", "timed", "--no-wait")
+    assert capsys.readouterr().out == "public.timed: rollback asked for\n"
+
+
+def test_a_table_that_the_pipeline_does_not_have(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(log, "retry", "timed", "public.ordres", code=75)
+    assert "Did you mean public.orders?" in capsys.readouterr().err
+    assert store.open_requests() == [], "all are known, or none is asked for"
+
+
+def test_wrong_usage(store: Store, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(log, "retry", code=2)
+    assert "walflow status" in capsys.readouterr().err
+    ask(log, "retry", "timed", "--all-errored", code=2)
+    assert store.open_requests() == []
+
+
+def test_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(tmp_path / "nowhere", "retry", "t", code=2)
+    assert "state.db" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
