@@ -1,0 +1,91 @@
+"""Stores: what a pipeline remembers. ``open_store`` finds the one that the settings name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from walflow.errors import BadUri
+from walflow.stores.base import Store
+
+if TYPE_CHECKING:
+    from walflow.config import Settings
+
+__all__ = ["STATE_FILE", "open_store", "state_file"]
+
+STATE_FILE = "state.db"
+"""The store in the change log's folder, where the settings name no other."""
+
+_KNOWN = ("sqlite", "postgresql", "postgres", "redis", "rediss", "unix", "memory")
+_HINT = (
+    "Known are sqlite:///file (sqlite:////absolute/path/of/the/file), "
+    "postgresql://user:password@host:port/database, redis://host:port/0, rediss://…, "
+    "unix:///path/of/the/socket and memory: (forgotten when the process ends)."
+)
+
+
+def open_store(settings: Settings) -> Store:
+    """Open the store of the pipeline, with its cache filled.
+
+    What is missing is made (folder, file, tables, schema); tables of an older version are
+    migrated. Raises BadUri, StoreError (trying again may help) or StoreForeign.
+    """
+    if (file := state_file(settings)) is not None:
+        return _open_sqlite(file, settings.name)
+    assert settings.store.uri is not None
+    uri = settings.store.uri.get_secret_value().strip()
+    match uri.partition(":")[0].lower():
+        case "postgresql" | "postgres":
+            return _open_postgres(uri, settings)
+        case "redis" | "rediss" | "unix":
+            return _open_redis(uri, settings)
+        case "memory":
+            from walflow.stores.memory import MemoryStore
+
+            return MemoryStore(settings.name)
+    # Only what looks like the beginning of a URI is shown: the rest may be a secret.
+    kind = re.match(r"([a-z][a-z0-9+]{0,20})://", uri)
+    shown = f"{kind[1]}://…" if kind else "in store.uri"
+    raise BadUri(f"The store {shown} is of no known kind (known: {', '.join(_KNOWN)}).", hint=_HINT)
+
+
+def state_file(settings: Settings) -> Path | None:
+    """The file that the store is; None if it is not one."""
+    if settings.store.uri is None:
+        return settings.log_folder / STATE_FILE
+    uri = settings.store.uri.get_secret_value().strip()
+    return _file_of(uri) if uri.lower().startswith("sqlite:") else None
+
+
+def _file_of(uri: str) -> Path:
+    """As SQLAlchemy has it: three slashes and a relative path, or four and an absolute one."""
+    parts = urlsplit(uri)
+    path = unquote(parts.path[1:])
+    if parts.netloc or parts.query or parts.fragment or not path or path == ":memory:":
+        raise BadUri("The store's SQLite URI does not name a file.", hint=_HINT)
+    return Path(path).expanduser().absolute()
+
+
+# The libraries behind stores take their time to import, and a command needs at most one of them.
+
+
+def _open_sqlite(file: Path, pipeline: str) -> Store:
+    from walflow.stores.sql import SqlStore
+    from walflow.stores.sql_sqlite import SqliteDatabase
+
+    return SqlStore(SqliteDatabase(file), pipeline)
+
+
+def _open_postgres(uri: str, settings: Settings) -> Store:
+    from walflow.stores.sql import SqlStore
+    from walflow.stores.sql_postgres import PostgresDatabase
+
+    return SqlStore(PostgresDatabase(uri, settings.store.postgres_schema), settings.name)
+
+
+def _open_redis(uri: str, settings: Settings) -> Store:
+    from walflow.stores.redis import RedisStore
+
+    return RedisStore(uri, settings.name, settings.store.redis_prefix)

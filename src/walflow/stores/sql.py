@@ -56,68 +56,38 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
         return {table: self._decoded(TableReplicationState.from_dict, raw) for table, raw in rows}
 
     def _write_states(self, new: Mapping[int, TableReplicationState]) -> None:
-        rows = {table: _state_row(self._pipeline, table, state) for table, state in new.items()}
-        replaced, added = [], []
+        rows = [_state_row(self._pipeline, table, state) for table, state in new.items()]
+        key = (states.c.table_oid, states.c.number, states.c.phase, states.c.since)
         with self._db.writing("keep the tables' states") as connection:
+            # Nobody may add to a history between our look at its end and our own addition.
             self._db.lock(connection, self._pipeline)
-            current = {
-                row.table_oid: row
-                for row in connection.execute(
-                    self._current(
-                        states.c.table_oid,
-                        states.c.number,
-                        states.c.phase,
-                        states.c.since,
-                        tables=list(rows),
-                    )
-                )
-            }
-            for table, row in rows.items():
-                before = current.get(table)
-                number = 0 if before is None else before.number
-                if before is None or (before.phase, before.since) != (row["phase"], row["since"]):
-                    added.append({**row, "number": number + 1})
-                else:
-                    replaced.append({**row, "number": number})
-            self._replace(connection, replaced)
-            self._add(connection, added)
-
-    def _replace(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            update = (
-                sa.update(states)
-                .where(
-                    states.c.pipeline == sa.bindparam("in_pipeline"),
-                    states.c.table_oid == sa.bindparam("of_table"),
-                    states.c.number == sa.bindparam("at_number"),
-                )
-                .values(position=sa.bindparam("position"), state=sa.bindparam("state"))
-            )
+            found = connection.execute(self._current(*key, tables=list(new)))
+            current = {row.table_oid: row for row in found}
+            for row in rows:
+                row["number"] = _number(current.get(row["table_oid"]), row)
+            insert = self._db.insert(states)
+            progress = {name: insert.excluded[name] for name in ("position", "state")}
             connection.execute(
-                update,
-                [
-                    {
-                        "in_pipeline": row["pipeline"],
-                        "of_table": row["table_oid"],
-                        "at_number": row["number"],
-                        "position": row["position"],
-                        "state": row["state"],
-                    }
-                    for row in rows
-                ],
+                insert.on_conflict_do_update(
+                    index_elements=list(states.primary_key), set_=progress
+                ),
+                rows,
             )
+            self._forget_oldest(connection, rows)
 
-    def _add(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            connection.execute(sa.insert(states), rows)
-        for row in rows:
-            if row["number"] > HISTORY_LENGTH:
-                connection.execute(
-                    sa.delete(states).where(
-                        *self._of(states, row["table_oid"]),
-                        states.c.number <= row["number"] - HISTORY_LENGTH,
-                    )
-                )
+    def _forget_oldest(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        forgotten = [
+            {"of_table": row["table_oid"], "upto": row["number"] - HISTORY_LENGTH}
+            for row in rows
+            if row["number"] > HISTORY_LENGTH
+        ]
+        if forgotten:
+            old = sa.delete(states).where(
+                states.c.pipeline == self._pipeline,
+                states.c.table_oid == sa.bindparam("of_table"),
+                states.c.number <= sa.bindparam("upto"),
+            )
+            connection.execute(old, forgotten)
 
     def _roll_back(self, table: int) -> TableReplicationState:
         with self._db.writing("roll a table's state back") as connection:
@@ -238,3 +208,11 @@ def _state_row(pipeline: str, table: int, state: TableReplicationState) -> dict[
         "position": int(state.position),
         "state": state.to_dict(),
     }
+
+
+def _number(current: sa.Row[Any] | None, row: Mapping[str, Any]) -> int:
+    """The state's place in its history: the current one's, or the next."""
+    if current is None:
+        return 1
+    same = (current.phase, current.since) == (row["phase"], row["since"])
+    return int(current.number) + (0 if same else 1)
