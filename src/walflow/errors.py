@@ -40,6 +40,7 @@ __all__ = [
     "PipelineInUse",
     "PostgresMissing",
     "ProtocolError",
+    "PublicationChanged",
     "PublicationMissing",
     "RequestRefused",
     "ReservedColumnName",
@@ -52,6 +53,7 @@ __all__ = [
     "Stopped",
     "StoreError",
     "StoreForeign",
+    "TableRewritten",
     "TablesSetAside",
     "UnknownTable",
     "WalLevelNotLogical",
@@ -225,6 +227,13 @@ class SnapshotLost(SourceError):
     exit_code = 23
 
 
+class TableRewritten(SnapshotLost):
+    """A table was rewritten or truncated, and this snapshot no longer sees all of its rows."""
+
+    exit_code = 28
+    default_hint = "It is copied again under a newer snapshot."
+
+
 class ConnectionLost(SourceError):
     """An established connection broke."""
 
@@ -248,6 +257,13 @@ class PostgresMissing(SourceError):
     """No Postgres binaries for the embedded server."""
 
     exit_code = 27
+
+
+class PublicationChanged(SourceError):
+    """A table was unpublished, or published in another way, while it was looked at."""
+
+    retry = True
+    exit_code = 29
 
 
 class LogError(WalflowError):

@@ -202,27 +202,6 @@ def test_room(tmp_path: Path) -> None:
     log.close()
 
 
-def test_copies(tmp_path: Path) -> None:
-    log = open_log(tmp_path / "log")
-    folder = log.copy_folder(7, Lsn(0x1234))
-    log.copy_folder(7, Lsn(0x99))
-    other = log.copy_folder(8, Lsn(1))
-    assert log.copy_folder(7, Lsn(0x1234)) == folder
-    for name in ("b.parquet", "a.parquet", ".a.parquet", "c.parquet.tmp", "_d.parquet"):
-        (folder / name).write_bytes(b"x")
-    log.close()
-    log = open_log(tmp_path / "log")
-    assert [path.name for path in log.copy_files(7, Lsn(0x1234))] == ["a.parquet", "b.parquet"]
-    assert [(c.table, c.snapshot) for c in log.copies()] == [(7, 0x99), (7, 0x1234), (8, 1)]
-    assert log.copies(7)[1].folder == str(folder.relative_to(log.folder))
-    assert log.copy_files(9, Lsn(1)) == []
-    log.drop_copy(7)
-    log.drop_copy(7)
-    assert not folder.exists()
-    assert other.exists()
-    log.close()
-
-
 def test_readers_and_retirement_beside_a_writer(tmp_path: Path) -> None:
     """A reader follows the writer, and retires what it has read: it sees every row, once."""
     log = open_log(tmp_path / "log")

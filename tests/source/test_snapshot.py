@@ -78,7 +78,7 @@ def test_losing_the_session_is_noticed(any_database: Database) -> None:
         with pytest.raises(SnapshotLost):
             keeper.check()
         with pytest.raises(SnapshotLost):
-            keeper.rewritten([])
+            keeper.relations([])
 
 
 def test_tables_rewritten_during_the_copy_are_named(any_database: Database) -> None:
@@ -89,7 +89,7 @@ def test_tables_rewritten_during_the_copy_are_named(any_database: Database) -> N
         name: any_database.execute(f"SELECT '{name}'::regclass::oid::int8")[0][0] for name in names
     }
     with make_slot(any_database, any_database.replicator()) as keeper:
-        assert keeper.rewritten(oids.values()) == []
+        assert not any(seen.rewritten or seen.empty for seen in keeper.relations(oids.values()))
         any_database.execute(
             "INSERT INTO kept VALUES (2)",
             "VACUUM kept",
@@ -99,10 +99,28 @@ def test_tables_rewritten_during_the_copy_are_named(any_database: Database) -> N
             "TRUNCATE truncated",
             "DROP TABLE dropped",
         )
-        found = set(keeper.rewritten(oids.values()))
+        found = {seen.oid for seen in keeper.relations(oids.values()) if seen.rewritten}
     assert {name for name, oid in oids.items() if oid in found} == {
         "retyped",
         "vacuumed",
         "truncated",
         "dropped",
     }
+
+
+def test_a_table_without_rows_is_known_by_its_file(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE none (id int)",
+        "CREATE TABLE emptied AS SELECT generate_series(1, 1000) AS id",
+        "CREATE TABLE seen AS SELECT 1 AS id",
+    )
+    any_database.execute("DELETE FROM emptied", "VACUUM emptied")
+    names = ("none", "emptied", "seen")
+    oids = [any_database.execute(f"SELECT '{n}'::regclass::oid::int8")[0][0] for n in names]
+    with make_slot(any_database, any_database.replicator()) as keeper:
+        assert [seen.empty for seen in keeper.relations(oids)] == [True, True, False]
+        # The snapshot still sees its row: the file must not shrink.
+        any_database.execute("INSERT INTO none VALUES (1)", "DELETE FROM seen", "VACUUM seen")
+        assert [seen.empty for seen in keeper.relations(oids)] == [False, True, False]
+        any_database.execute("TRUNCATE seen")
+        assert [seen.empty for seen in keeper.relations(oids)] == [False, True, False]

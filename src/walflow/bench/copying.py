@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,11 +19,11 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSettings
 from walflow.destinations.iceberg import IcebergDestination, Owner, catalog_conf
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.syncing import Copier
-from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.connections import Connections
+from walflow.pipeline.reading import CopyReader
 from walflow.source.catalog import published_tables
 from walflow.source.connection import connect
-from walflow.source.snapshot import keep_snapshot
+from walflow.source.snapshot import OpenSnapshot, keep_snapshot
 from walflow.source.wire import Replication
 from walflow.spark.jars import ICEBERG
 from walflow.spark.session import make_session, stop_session
@@ -80,7 +81,6 @@ def _copier(
 
     def copy() -> None:
         name = f"bench_{next(turn)}"
-        tables = Tables()
         metrics = Metrics().pipeline("bench")
         owner = Owner("bench", "bench")
         destination = IcebergDestination(spark, str(folder / name / "lake"), owner)
@@ -97,13 +97,24 @@ def _copier(
                 max_bytes=defaults.max_bytes,
                 file_bytes=defaults.file_bytes,
             )
-            for table in published:
-                tables.put(TableState(table.schema))
-            copier = Copier(
-                server.uri, name, spark, log, destination, tables, metrics, CopySettings(), 4
+            reader = CopyReader(
+                server.uri,
+                name,
+                spark,
+                log,
+                Connections(4),
+                metrics,
+                CopySettings().range_bytes,
             )
             with keep_snapshot(server.uri, created.snapshot) as keeper:
-                copier.copy(published, keeper, created.consistent_point)
+                snapshot = OpenSnapshot(keeper, created.consistent_point)
+                for table in published:
+                    copied = reader.read(
+                        table, snapshot, progress=lambda _: None, stop=threading.Event()
+                    )
+                    destination.adopt_files(
+                        copied.schema, copied.files, copied.position, copied.exact
+                    )
             log.close()
         destination.shutdown()
 

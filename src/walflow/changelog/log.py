@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -14,10 +12,11 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import Self
 
+from walflow.changelog.copies import TableCopy, find_copies, remove_strangers
 from walflow.changelog.durable import TEMPORARY, disk_errors, remove, sync_folder
 from walflow.changelog.identity import FOLDERS, Head, check_ours, lock
 from walflow.changelog.journal import DAMAGE_HINT, Contents, Journal
-from walflow.changelog.records import Copy, LogFile, LogIdentity, Segment
+from walflow.changelog.records import LogFile, LogIdentity, Segment
 from walflow.changelog.schemas import SchemaFolder
 from walflow.changelog.writer import SEGMENTS_A_FOLDER, SegmentWriter
 from walflow.errors import LogDamaged, LogError
@@ -27,8 +26,6 @@ __all__ = ["ChangeLog"]
 
 END_SECONDS = 1.0
 """How often, at most, an end that moved without changes is recorded."""
-
-_COPY_NAME = re.compile(r"(\d+)-([0-9a-f]{16})")
 
 
 class ChangeLog:
@@ -276,36 +273,13 @@ class ChangeLog:
             self._schemas.clear()
             self._remove_files(gone)
 
-    def copy_folder(self, table: int, snapshot: Lsn) -> Path:
-        """Where the table's copy under this snapshot goes; made if it is not there.
+    def copy(self, table: int) -> TableCopy:
+        """The table's copy; there may be nothing of it yet."""
+        return TableCopy(table, self.folder / "copy" / str(table))
 
-        A file with a name that ends in ``.parquet`` is whole: who writes there renames it last.
-        """
-        folder = self.folder / "copy" / f"{table}-{snapshot:016x}"
-        with disk_errors(self.folder):
-            folder.mkdir(exist_ok=True)
-            sync_folder(folder.parent)
-        return folder
-
-    def copies(self, table: int | None = None) -> list[Copy]:
-        """The copies that are there, finished or not, by table and snapshot."""
-        found = []
-        for path in (self.folder / "copy").iterdir():
-            match = _COPY_NAME.fullmatch(path.name)
-            if match is not None and table in (None, int(match[1])):
-                found.append(Copy(int(match[1]), Lsn(match[2], 16), f"copy/{path.name}"))
-        return sorted(found, key=lambda copy: (copy.table, copy.snapshot))
-
-    def copy_files(self, table: int, snapshot: Lsn) -> list[Path]:
-        """The whole files of a copy, in the order of their names; empty if there is no copy."""
-        folder = self.folder / "copy" / f"{table}-{snapshot:016x}"
-        return sorted(p for p in folder.glob("*.parquet") if not p.name.startswith((".", "_")))
-
-    def drop_copy(self, table: int) -> None:
-        """Remove all copies of the table. Repeats safely."""
-        with disk_errors(self.folder):
-            for copy in self.copies(table):
-                shutil.rmtree(self.folder / copy.folder)
+    def copies(self) -> list[TableCopy]:
+        """The copies that are there, complete or not, by table."""
+        return sorted(find_copies(self.folder / "copy"), key=lambda copy: copy.table)
 
     def close(self) -> None:
         """Abandon what is open and let go of the folder. Repeats safely.
@@ -424,6 +398,7 @@ class ChangeLog:
             )
         for stranger in (*strangers, *self.folder.glob(f"*{TEMPORARY}")):
             remove(stranger)
+        remove_strangers(self.folder / "copy")
         self._remove_unused(self._head.first)
 
     def _forget_segments(self, count: int) -> list[Segment]:

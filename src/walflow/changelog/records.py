@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from walflow.model import ChangeStats, Lsn, Span
 
-__all__ = ["Copy", "LogFile", "LogIdentity", "Segment"]
+__all__ = ["LogFile", "LogIdentity", "Segment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,3 @@ class Segment:
             sequence=raw["sequence"],
             sealed=raw["sealed"],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Where a table's copy under one snapshot lies."""
-
-    table: int
-    snapshot: Lsn
-    folder: str
-    """Relative to the log's folder."""

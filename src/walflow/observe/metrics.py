@@ -84,8 +84,14 @@ class Metrics:
         self.table_copy_rows = counter(
             "table_copy_rows_total", "Rows read by the copy of existing rows.", "table"
         )
+        self.table_copy_ranges = counter(
+            "table_copy_ranges_total", "Ranges of pages read by the copy of existing rows.", "table"
+        )
         self.status_updates = counter(
             "status_updates_total", "Positions reported to the source server."
+        )
+        self.slot_invalidations = counter(
+            "slot_invalidations_total", "Times that the slot was found lost or invalidated."
         )
         self.worker_errors = counter(
             "worker_errors_total", "Errors of a pipeline's workers.", "worker", "error"
@@ -127,6 +133,7 @@ class PipelineMetrics:
         self.end_to_end_lag_seconds = metrics.end_to_end_lag_seconds.labels(pipeline)
         self.status_updates = metrics.status_updates.labels(pipeline)
         self.memory_backpressure = metrics.memory_backpressure.labels(pipeline)
+        self.slot_invalidations = metrics.slot_invalidations.labels(pipeline)
         self._active = metrics.pipeline_active.labels(pipeline)
         self._starts = metrics.pipeline_starts.labels(pipeline)
         self._stops = metrics.pipeline_stops.labels(pipeline)
@@ -145,6 +152,9 @@ class PipelineMetrics:
 
     def table_copy_rows(self, table: TableName) -> Counter:
         return self._metrics.table_copy_rows.labels(self._pipeline, str(table))
+
+    def table_copy_ranges(self, table: TableName) -> Counter:
+        return self._metrics.table_copy_ranges.labels(self._pipeline, str(table))
 
     def set_phases(self, tables: Mapping[TableName, Phase]) -> None:
         """Count the tables by phase; phases that no table is in show zero."""

@@ -1,4 +1,4 @@
-"""The copy of one range of a table: COPY BINARY to a Parquet file, on an executor.
+"""The copy of some rows of a table: COPY BINARY to a Parquet file, on an executor.
 
 The rows become cells and the cells Arrow by the same converters as the stream's, so a row has the
 same values whichever way it came.
@@ -6,10 +6,9 @@ same values whichever way it came.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import pickle
-from collections.abc import Callable, Iterable, Iterator
+import os
+import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 from psycopg import sql
 
-from walflow.errors import DiskFull, LogError, SnapshotLost, WalflowError
+from walflow.errors import SnapshotLost
 from walflow.model import Column, TableSchema
 from walflow.source.cells import Cells
 from walflow.source.connection import Session, connect, lift_timeouts, source_error
@@ -28,14 +28,7 @@ from walflow.source.copyout import Piece, copy_out
 from walflow.source.sparse import EXACT_TYPE, exact_map
 from walflow.source.values import from_binary
 
-__all__ = [
-    "RESULT_SCHEMA",
-    "CopiedFile",
-    "RangeReader",
-    "copied_rows",
-    "copy_query",
-    "snapshot_session",
-]
+__all__ = ["CopiedFile", "copy_queries", "copy_query", "filter_file", "snapshot_session"]
 
 _PIECE_BYTES = 4 << 20
 """Decoded at once: more falls out of the processor's caches, less costs calls."""
@@ -66,7 +59,7 @@ def snapshot_session(uri: str, snapshot: str, *, application_name: str) -> Sessi
         if error.sqlstate in (_UNDEFINED_OBJECT, _INVALID_PARAMETER):
             raise SnapshotLost(
                 f"the copy's snapshot {snapshot} is gone",
-                hint="The session that held it ended. Start again: finished tables are kept.",
+                hint="The session that held it ended. What was read is kept.",
             ) from error
         raise source_error(str(error), error.sqlstate, "take over the copy's snapshot") from error
     return connection
@@ -83,20 +76,43 @@ def copy_query(
     """Write the rows of a SELECT (its columns in the schema's order) to a Parquet file.
 
     Gives None, and writes nothing, if there are no rows. The file appears under its name only
-    when it is whole.
+    when it is whole and durable; the name itself becomes durable with its folder.
     """
-    unfinished = path.with_suffix(".unfinished")
+    return copy_queries(connection, [query], schema, path, progress=progress)
+
+
+def copy_queries(
+    connection: Session,
+    queries: Iterable[str],
+    schema: TableSchema,
+    path: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+    keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+) -> CopiedFile | None:
+    """Like ``copy_query``, with the rows of all queries, of each batch those that ``keep`` keeps.
+
+    ``keep`` is called on a query's rows before the next query is taken.
+    """
+    # Of its own, because a task that Spark gave up may still be writing.
+    unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.unfinished")
     rows = 0
     file: _CopyFile | None = None
     try:
-        copying = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
-        for piece in copy_out(connection, copying, f"copy {schema.name}", piece_bytes=_PIECE_BYTES):
-            if file is None:
-                file = _CopyFile(unfinished)
-            file.add(_to_arrow(schema.columns, piece), len(piece.data))
-            rows += len(piece)
-            if progress is not None:
-                progress(rows)
+        for query in queries:
+            copying = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
+            doing = f"copy {schema.name}"
+            for piece in copy_out(connection, copying, doing, piece_bytes=_PIECE_BYTES):
+                batch = _to_arrow(schema.columns, piece)
+                batch = batch if keep is None else keep(batch)
+                if not batch.num_rows:
+                    continue
+                if file is None:
+                    file = _CopyFile(unfinished)
+                file.add(batch, len(piece.data))
+                rows += batch.num_rows
+                if progress is not None:
+                    progress(rows)
         if file is None:
             return None
         file.close()
@@ -104,8 +120,46 @@ def copy_query(
         if file is not None:
             file.discard()
         raise
+    return _finished(unfinished, path, rows, file.exact)
+
+
+def filter_file(
+    source: Path, path: Path, keep: Callable[[pa.Table], pa.ChunkedArray], columns: list[str]
+) -> CopiedFile | None:
+    """Write the rows of a copy's file that ``keep`` is true for to another; None if that are none.
+
+    ``keep`` is given those of the ``columns`` that the file has. If it is true for all rows, no
+    file is written, and the result names the source.
+    """
+    with parquet.ParquetFile(source) as file:
+        form = file.schema_arrow
+        read = [name for name in columns if name in form.names]
+        masks = [
+            keep(file.read_row_group(group, columns=read)) for group in range(file.num_row_groups)
+        ]
+        kept = [pc.sum(mask).as_py() or 0 for mask in masks]
+        rows, exact = sum(kept), "_exact" in form.names
+        if rows == file.metadata.num_rows:
+            return CopiedFile(str(source), rows, source.stat().st_size, exact)
+        if not rows:
+            return None
+        unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.unfinished")
+        with _writer(unfinished, form) as writer:
+            for group, mask in enumerate(masks):
+                if kept[group]:
+                    table = file.read_row_group(group).filter(mask)
+                    writer.write_table(table, row_group_size=table.num_rows)
+    return _finished(unfinished, path, rows, exact)
+
+
+def _finished(unfinished: Path, path: Path, rows: int, exact: bool) -> CopiedFile:
+    descriptor = os.open(unfinished, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     unfinished.rename(path)
-    return CopiedFile(str(path), rows, path.stat().st_size, file.exact)
+    return CopiedFile(str(path), rows, path.stat().st_size, exact)
 
 
 class _CopyFile:
@@ -209,83 +263,3 @@ def _to_arrow(columns: tuple[Column, ...], piece: Piece) -> pa.RecordBatch:
         arrays.append(texts)
         names.append("_exact")
     return pa.RecordBatch.from_arrays(arrays, names=names)
-
-
-RESULT_SCHEMA = "path string, rows bigint, bytes bigint, exact boolean, error binary"
-"""What RangeReader yields, as Spark DDL: a row a finished file, or one row with a pickled error."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangeReader:
-    """What an executor runs: copies the ranges of its share, one session for all of them.
-
-    Called by Spark with batches that name the shares (``id``). Errors are yielded, not raised,
-    because Spark would keep only their text.
-    """
-
-    uri: str
-    snapshot: str
-    application_name: str
-    schema: TableSchema
-    folder: str
-    shares: tuple[tuple[tuple[int, str], ...], ...]
-    """For each share: numbers (they name the files) and queries of its ranges."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for share in batch.column("id").to_pylist():
-                try:
-                    for copied in self._copy(self.shares[share]):
-                        yield _result(copied, None)
-                except WalflowError as error:
-                    yield _result(None, error)
-                except OSError as error:
-                    yield _result(None, _disk_error(error, self.folder))
-
-    def _copy(self, ranges: tuple[tuple[int, str], ...]) -> Iterator[CopiedFile]:
-        with snapshot_session(
-            self.uri, self.snapshot, application_name=self.application_name
-        ) as session:
-            for number, query in ranges:
-                path = Path(self.folder) / f"{number:06}.parquet"
-                copied = copy_query(
-                    session, query, self.schema, path, progress=_Progress(path.with_suffix(".rows"))
-                )
-                if copied is not None:
-                    yield copied
-
-
-def _disk_error(error: OSError, folder: str) -> WalflowError:
-    kind = DiskFull if error.errno == errno.ENOSPC else LogError
-    return kind(f"a copy could not be written to {folder}: {error}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """Tells the driver how far a range is, through a small file beside the data."""
-
-    path: Path
-
-    def __call__(self, rows: int) -> None:
-        self.path.write_text(str(rows))
-
-
-def copied_rows(folder: Path) -> int:
-    """How many rows the executors have read into this folder so far."""
-    total = 0
-    for path in folder.glob("*.rows"):
-        with contextlib.suppress(ValueError, FileNotFoundError):  # being written just now
-            total += int(path.read_text())
-    return total
-
-
-def _result(copied: CopiedFile | None, error: WalflowError | None) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {
-            "path": pa.array([copied and copied.path], pa.string()),
-            "rows": pa.array([copied and copied.rows], pa.int64()),
-            "bytes": pa.array([copied and copied.bytes], pa.int64()),
-            "exact": pa.array([copied and copied.exact], pa.bool_()),
-            "error": pa.array([error and pickle.dumps(error)], pa.binary()),
-        }
-    )

@@ -10,7 +10,7 @@ from walflow.model import TableName, TableSchema, quote_identifier
 from walflow.source.catalog import PhysicalRelation, PublishedTable
 from walflow.source.values import copy_expression
 
-__all__ = ["CopyRange", "copy_ranges"]
+__all__ = ["CopyRange", "copied_columns", "copy_ranges", "page_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +50,25 @@ def _cut(
     bounds = [relation.pages * place // count for place in range(count)]
     for place, first in enumerate(bounds):
         end = bounds[place + 1] if place + 1 < count else None
-        yield CopyRange(
-            table=table.schema,
-            relation_oid=relation.oid,
-            relation=relation.name,
-            first_page=first,
-            end_page=end,
-            bytes=relation.bytes // count,
-            query=_query(table, relation, first, end),
-        )
+        yield page_range(table, relation, first, end, relation.bytes // count)
+
+
+def page_range(
+    table: PublishedTable, relation: PhysicalRelation, first: int, end: int | None, size: int
+) -> CopyRange:
+    """These pages of a relation of the table."""
+    return CopyRange(
+        table=table.schema,
+        relation_oid=relation.oid,
+        relation=relation.name,
+        first_page=first,
+        end_page=end,
+        bytes=size,
+        query=_query(table, relation, first, end),
+    )
 
 
 def _query(table: PublishedTable, relation: PhysicalRelation, first: int, end: int | None) -> str:
-    # A partition may have its columns in another order than the table it belongs to: by name.
-    columns = ", ".join(
-        f"{copy_expression(column)} AS {quote_identifier(column.name)}"
-        for column in table.schema.columns
-    )
     conditions = []
     if first > 0:
         conditions.append(f"ctid >= '({first},0)'::tid")
@@ -76,4 +78,12 @@ def _query(table: PublishedTable, relation: PhysicalRelation, first: int, end: i
         conditions.append(f"({table.row_filter})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     # ONLY: a table's inheriting children are published, and copied, on their own.
-    return f"SELECT {columns} FROM ONLY {relation.name.quoted}{where}"
+    return f"SELECT {copied_columns(table.schema)} FROM ONLY {relation.name.quoted}{where}"
+
+
+def copied_columns(schema: TableSchema) -> str:
+    """What a copy selects, in the forms that its decoder reads."""
+    # A partition may have its columns in another order than the table it belongs to: by name.
+    return ", ".join(
+        f"{copy_expression(column)} AS {quote_identifier(column.name)}" for column in schema.columns
+    )

@@ -8,17 +8,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
 
-from walflow.errors import SnapshotLost, WalflowError
+from walflow.errors import ConnectionLost, SnapshotLost, WalflowError
+from walflow.model import Lsn
 from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 
-__all__ = ["SnapshotKeeper", "keep_snapshot"]
+__all__ = ["OpenSnapshot", "SeenRelation", "SnapshotKeeper", "keep_snapshot"]
 
-_HINT = "The copy starts again with a new snapshot; tables that were finished are kept."
+_HINT = "The copy goes on with a new snapshot; what was read is kept."
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRelation:
+    """A relation as the snapshot sees it, and as it is now."""
+
+    oid: int
+    filenode: int | None
+    """Of the file that held its rows when the snapshot was taken; None: it was not there."""
+    filenode_now: int | None
+    bytes_now: int
+    """Without TOASTed values."""
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether it was truncated, rewritten or dropped since the snapshot.
+
+        Such commands do not keep old row versions where they were, or at all: what is read of it
+        under the snapshot may lack rows, and must be read under a newer one.
+        """
+        return self.filenode is None or self.filenode != self.filenode_now
+
+    @property
+    def empty(self) -> bool:
+        """Whether the snapshot sees no rows in it: a file keeps those that a snapshot sees."""
+        return not self.rewritten and self.bytes_now == 0
 
 
 class SnapshotKeeper(Closing):
@@ -39,30 +67,44 @@ class SnapshotKeeper(Closing):
     def check(self) -> None:
         """Raise ``SnapshotLost`` if the snapshot is no longer held."""
         if not self.alive():
-            raise SnapshotLost("The session that held the copy's snapshot has ended.", hint=_HINT)
+            raise _lost()
 
-    def rewritten(self, oids: Iterable[int]) -> list[int]:
-        """The relations that were truncated, rewritten or dropped since the snapshot.
+    def relations(self, oids: Iterable[int]) -> list[SeenRelation]:
+        """Look at the files of these relations; raises ``SnapshotLost``.
 
-        Such commands do not keep old row versions where they were, or at all: what was read of
-        these relations under the snapshot may lack rows, and must be read under a newer one.
-        To be asked after the last row was read.
+        Whether they were rewritten is to be asked after the last row was read.
         """
-        self.check()
-        with source_errors("check that no table was rewritten during the copy"):
-            # The table shows what the snapshot sees; the function shows the present.
-            rows = self._connection.execute(
-                "SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid)"
-                "  LEFT JOIN pg_class AS c ON c.oid = wanted.oid"
-                " WHERE c.relfilenode IS DISTINCT FROM pg_relation_filenode(wanted.oid)",
-                [list(oids)],
-            ).fetchall()
-        return [oid for (oid,) in rows]
+        try:
+            with source_errors("look at the files of the tables that are copied"):
+                # The table shows what the snapshot sees; the functions show the present.
+                rows = self._connection.execute(
+                    "SELECT wanted.oid, c.relfilenode, pg_relation_filenode(wanted.oid),"
+                    "       coalesce(pg_relation_size(wanted.oid), 0)"
+                    "  FROM unnest(%s::oid[]) AS wanted (oid)"
+                    "  LEFT JOIN pg_class AS c ON c.oid = wanted.oid",
+                    [list(oids)],
+                ).fetchall()
+        except ConnectionLost as lost:
+            raise _lost() from lost
+        return [SeenRelation(*row) for row in rows]
 
     def close(self) -> None:
         """Let the snapshot go; may be repeated."""
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A snapshot that is held, and where in the log it lies."""
+
+    keeper: SnapshotKeeper
+    position: Lsn
+    """Transactions that ended up to here are in the snapshot; those after it are in the stream."""
+
+
+def _lost() -> SnapshotLost:
+    return SnapshotLost("The session that held the copy's snapshot has ended.", hint=_HINT)
 
 
 def keep_snapshot(

@@ -1,0 +1,300 @@
+"""The copies of tables' existing rows: what is to be read, what has been read, what is complete.
+
+A table's folder ``copy/<oid>/`` holds:
+
+- ``plan.json``: the ranges of pages that the table was cut into. A table of one range has none.
+- ``NNNNNN-<plan>-<position>.parquet``: the rows of a range, as the snapshot of that position has
+  them; ``NNNNNN.done``: says so, and is written once they are durable.
+- ``complete.json``: all is read; which files are the copy. Written last.
+
+Executors write into it while the driver does, and an executor may outlive its driver for a while.
+So every file's name and every ``.done`` names its plan, and nothing is ever rewritten in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from walflow.changelog.durable import disk_errors, remove, sync_folder, write_atomically
+from walflow.model import Lsn, TableSchema
+
+__all__ = [
+    "CompleteCopy",
+    "CopyFile",
+    "CopyPlan",
+    "FinishedRange",
+    "PlannedRange",
+    "TableCopy",
+    "find_copies",
+    "remove_strangers",
+    "store_range",
+]
+
+_PLAN = "plan.json"
+_COMPLETE = "complete.json"
+_DONE = ".done"
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """Some pages of one relation."""
+
+    relation: int
+    """Its oid."""
+    first_page: int
+    end_page: int | None
+    """The first page that is no longer in it; None: all to the end, however far that has moved."""
+    bytes: int
+    """About how much there is to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """How a table was cut when its copy began; a range's number is its place in ``ranges``."""
+
+    schema: TableSchema
+    row_filter: str | None
+    filenodes: Mapping[int, int]
+    """By relation: the file that the page numbers are of."""
+    ranges: tuple[PlannedRange, ...]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "schema": self.schema.to_dict(),
+            "row_filter": self.row_filter,
+            "filenodes": {str(oid): node for oid, node in self.filenodes.items()},
+            "ranges": [asdict(piece) for piece in self.ranges],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            schema=TableSchema.from_dict(raw["schema"]),
+            row_filter=raw["row_filter"],
+            filenodes={int(oid): node for oid, node in raw["filenodes"].items()},
+            ranges=tuple(PlannedRange(**piece) for piece in raw["ranges"]),
+            id=raw["id"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """A Parquet file with rows of a table."""
+
+    name: str
+    """In the copy's folder."""
+    rows: int
+    bytes: int
+    exact: bool
+    """Whether it has the column of exact texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRange:
+    """A range whose rows are durable."""
+
+    plan: str
+    number: int
+    position: Lsn
+    """Of the snapshot that it was read under."""
+    file: CopyFile | None
+    """None: there were no rows."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan,
+            "number": self.number,
+            "position": int(self.position),
+            "file": None if self.file is None else asdict(self.file),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        file = raw["file"]
+        return cls(
+            plan=raw["plan"],
+            number=raw["number"],
+            position=Lsn(raw["position"]),
+            file=None if file is None else CopyFile(**file),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCopy:
+    """A copy that waits to be handed over: the table exactly as it is at the position."""
+
+    schema: TableSchema
+    position: Lsn
+    files: tuple[CopyFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def exact(self) -> bool:
+        return any(file.exact for file in self.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": self.schema.to_dict(),
+            "position": int(self.position),
+            "files": [asdict(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            schema=TableSchema.from_dict(raw["schema"]),
+            position=Lsn(raw["position"]),
+            files=tuple(CopyFile(**file) for file in raw["files"]),
+        )
+
+
+def store_range(folder: Path, finished: FinishedRange) -> None:
+    """Note that a range is read; its file must be durable. For executors."""
+    # One sync of the folder serves the file's name too: a note without its file does not count.
+    write_atomically(folder / f"{finished.number:06}{_DONE}", _json(finished.to_dict()))
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """One table's copy in the log. There need not be one: then it has no plan and no files.
+
+    Used by one thread at a time, while executors add ranges.
+    """
+
+    table: int
+    """The table's oid."""
+    folder: Path
+
+    def begin(self, plan: CopyPlan) -> None:
+        """Forget what was read before, and remember this plan."""
+        self.drop()
+        self.extend(plan)
+
+    def extend(self, plan: CopyPlan) -> None:
+        """Remember the plan, which may have more ranges now; what was read of it still counts."""
+        with disk_errors(self.folder):
+            self.make_folder()
+            write_atomically(self.folder / _PLAN, _json(plan.to_dict()))
+
+    def make_folder(self) -> None:
+        with disk_errors(self.folder):
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True)
+                sync_folder(self.folder.parent)
+
+    def plan(self) -> CopyPlan | None:
+        """None also for one that cannot be read: the table is then copied anew."""
+        return _read(self.folder / _PLAN, CopyPlan.from_dict)
+
+    def finished_ranges(self, plan: CopyPlan) -> dict[int, FinishedRange]:
+        """By number, the ranges of the plan that were read and whose files are there in full."""
+        found = (_read(path, FinishedRange.from_dict) for path in self.folder.glob(f"*{_DONE}"))
+        return {
+            done.number: done
+            for done in found
+            if done is not None
+            and done.plan == plan.id
+            and done.number < len(plan.ranges)
+            and (done.file is None or self._is_whole(done.file))
+        }
+
+    def remove_others(self, kept: Iterable[str]) -> None:
+        """Remove what broken-off attempts have left: all data but these files."""
+        names = set(kept)
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if path.suffix not in (_DONE, ".json") and path.name not in names:
+                remove(path)
+
+    def complete(self, schema: TableSchema, position: Lsn, files: Sequence[CopyFile]) -> None:
+        """Remember that these files, which are durable, are the table as of the position."""
+        with disk_errors(self.folder):
+            self.make_folder()
+            whole = CompleteCopy(schema, position, tuple(files))
+            write_atomically(self.folder / _COMPLETE, _json(whole.to_dict()))
+
+    def completed(self) -> CompleteCopy | None:
+        """The copy, if it is complete and its files are there in full."""
+        found = _read(self.folder / _COMPLETE, CompleteCopy.from_dict)
+        return found if found and all(self._is_whole(file) for file in found.files) else None
+
+    def reopen(self) -> None:
+        """Forget that the copy is complete; what was read stays."""
+        (self.folder / _COMPLETE).unlink(missing_ok=True)
+
+    def needed_after(self) -> Lsn | None:
+        """The log must keep the table's changes after this position, if the copy is to be of use.
+
+        That is where it is complete, or else the oldest snapshot that it was read under.
+        """
+        whole = self.completed()
+        if whole is not None:
+            return whole.position
+        plan = self.plan()
+        if plan is None:
+            return None
+        return min((done.position for done in self.finished_ranges(plan).values()), default=None)
+
+    def drop(self) -> None:
+        """Remove the copy. Repeats safely."""
+        if not self.folder.exists():
+            return
+        with disk_errors(self.folder):
+            # These first: what is left by a crash in the middle is then no copy.
+            for name in (_COMPLETE, _PLAN):
+                (self.folder / name).unlink(missing_ok=True)
+            _remove_folder(self.folder)
+
+    def _is_whole(self, file: CopyFile) -> bool:
+        try:
+            return (self.folder / file.name).stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+
+
+def find_copies(folder: Path) -> Iterator[TableCopy]:
+    """The copies in a log's folder ``copy``."""
+    for path in sorted(folder.iterdir()):
+        if path.name.isdecimal():
+            yield TableCopy(int(path.name), path)
+
+
+def remove_strangers(folder: Path) -> None:
+    """Remove from a log's folder ``copy`` what no copy of this format is."""
+    for path in folder.iterdir():
+        if not path.name.isdecimal():
+            _remove_folder(path) if path.is_dir() else remove(path)
+
+
+def _remove_folder(folder: Path) -> None:
+    # An executor of a job that was broken off may still add a file.
+    for _ in range(3):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _read(path: Path, form: Callable[[Mapping[str, Any]], _Record]) -> _Record | None:
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        return form(json.loads(path.read_bytes()))
+    return None
