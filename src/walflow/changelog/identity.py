@@ -20,6 +20,8 @@ __all__ = ["FOLDERS", "Head", "check_ours", "lock"]
 
 FORMAT = 1
 FOLDERS = ("copy", "data", "journal", "schemas")
+# The pipeline's store may be here before the log is.
+_STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
 _HEAD = "log.json"
 _LOCK = "lock"
 
@@ -85,7 +87,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
             hint=f"{_ELSEWHERE} If that log is no longer needed, remove its folder.",
         )
     if head is None and folder.is_dir():
-        ours = {_HEAD + TEMPORARY, _LOCK, *FOLDERS}
+        ours = {_HEAD + TEMPORARY, _LOCK, *FOLDERS, *_STORE}
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
         if strangers:
             raise LogForeign(
