@@ -45,6 +45,7 @@ __all__ = [
     "RequestRefused",
     "ReservedColumnName",
     "ServerTooOld",
+    "SlotForeign",
     "SlotInUse",
     "SlotLost",
     "SnapshotLost",
@@ -209,7 +210,7 @@ class SlotInUse(SourceError):
 
 
 class SlotLost(SourceError):
-    """The slot was dropped or invalidated, or belongs to something else."""
+    """The slot was dropped or invalidated, or read by someone else: changes are missing."""
 
     exit_code = 21
 
@@ -257,6 +258,13 @@ class PostgresMissing(SourceError):
     """No Postgres binaries for the embedded server."""
 
     exit_code = 27
+
+
+class SlotForeign(SourceError):
+    """The slot of that name was never ours: it belongs to something else."""
+
+    exit_code = 28
+    default_hint = "Name another slot for this pipeline (source.slot)."
 
 
 class PublicationChanged(SourceError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,9 @@ import pytest
 
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import wait_for
-from walflow.config import Settings, load_settings
-from walflow.errors import DestinationForeign
+from tests.pipeline.running import WAIT, catch_up, in_source, running, settings_for
+from walflow.config import Settings
+from walflow.errors import TablesSetAside
 from walflow.model import Phase
 from walflow.pipeline.pipeline import Pipeline
 from walflow.testing.postgres import EmbeddedPostgres
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-WAIT = 90
 
 
 @pytest.fixture
@@ -35,42 +33,6 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 @pytest.fixture
 def other_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     yield from fresh_database(postgres)
-
-
-def settings_for(database: Database, folder: Path, log: str = "log") -> Settings:
-    return load_settings(
-        None,
-        {
-            "name": "test",
-            "source.uri": database.uri,
-            "source.slot": f"slot_{database.name}",
-            "destination.uri": f"iceberg://{folder}/lake",
-            "log.folder": str(folder / log),
-            "log.fill_ms": 50,
-        },
-        environment={},
-    )
-
-
-@contextmanager
-def running(settings: Settings, spark: SparkSession) -> Iterator[Pipeline]:
-    """A pipeline that has caught up with what was committed before."""
-    pipeline = Pipeline(settings, spark=spark)
-    pipeline.start()
-    try:
-        catch_up(pipeline)
-        yield pipeline
-    finally:
-        pipeline.shutdown()
-
-
-def catch_up(pipeline: Pipeline) -> None:
-    assert pipeline.wait_until(pipeline.source_position(), WAIT)
-
-
-def in_source(database: Database, table: str) -> list[tuple[Any, ...]]:
-    with database.connect() as connection:
-        return sorted(connection.execute(f"SELECT * FROM {table}").fetchall())
 
 
 def in_lake(spark: SparkSession, settings: Settings, table: str) -> list[tuple[Any, ...]]:
@@ -207,7 +169,7 @@ def test_two_databases_do_not_share_tables(
     pipeline = Pipeline(settings_for(other_database, tmp_path, "other log"), spark=spark)
     pipeline.start()
     try:
-        with pytest.raises(DestinationForeign):
+        with pytest.raises(TablesSetAside, match=r"public\.t.*another source"):
             pipeline.wait(until_caught_up=True)
     finally:
         pipeline.shutdown()

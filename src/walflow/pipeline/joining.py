@@ -1,242 +1,262 @@
-"""How tables come in and go: those that the destination has go on, the others are copied."""
+"""How tables come in and go: what the source publishes, against what the pipeline knows."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import structlog
-import tenacity
 
 from walflow.changelog import ChangeLog
-from walflow.config import TypeSettings
-from walflow.destinations.base import Destination, Positioned
-from walflow.errors import DestinationError, SourceError
-from walflow.model import Lsn, Phase
-from walflow.observe.metrics import PipelineMetrics
-from walflow.pipeline.syncing import Copier
+from walflow.destinations.base import Destination, DropsTables, Positioned
+from walflow.errors import PublicationChanged, SourceError, WalflowError
+from walflow.model import Lsn, Phase, TableSchema
+from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.mapping import TableMapping, check_apart, conflict
+from walflow.pipeline.published import Published
+from walflow.pipeline.reading import CopyReader
+from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
-from walflow.source.catalog import PublishedTable, published_tables
-from walflow.source.connection import connect
-from walflow.source.snapshot import keep_snapshot
-from walflow.source.wire import CreatedSlot, Replication
+from walflow.source.catalog import PublishedTable
+from walflow.stores.base import Store
 
-__all__ = ["Joiner", "NewSlot", "worth_retrying"]
+__all__ = ["Joiner"]
 
-_ATTEMPTS = 20
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
+_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
+"""Errors that another look at the publication may find gone."""
 
-_Result = TypeVar("_Result")
 _logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class NewSlot:
-    """A slot that has just been made, with its snapshot."""
-
-    replication: Replication
-    """Holds the snapshot until its next command."""
-    created: CreatedSlot
-    published: frozenset[int]
-    """Oids of the tables that were published before the slot was made."""
-
-
 class Joiner:
-    """Used by the applying thread."""
+    """Used by the coordinating thread, but for ``outgrown``."""
 
     def __init__(
         self,
-        uri: str,
-        application: str,
-        slot: str,
-        publication: str,
-        types: TypeSettings,
+        published: Published,
+        mapping: TableMapping,
+        store: Store,
         log: ChangeLog,
         destination: Destination,
         tables: Tables,
-        copier: Copier,
-        metrics: PipelineMetrics,
-        stop: threading.Event,
+        reader: CopyReader,
+        dispatcher: Dispatcher,
+        *,
+        drop_removed: bool,
     ) -> None:
-        self._uri = uri
-        self._application = application
-        self._slot = slot
-        self._publication = publication
-        self._types = types
+        self._published = published
+        self._mapping = mapping
+        self._store = store
         self._log = log
         self._destination = destination
         self._tables = tables
-        self._copier = copier
-        self._metrics = metrics
-        self._stop = stop
-        self._filters: dict[int, str | None] = {}
-        self._looked = time.monotonic()
-        self.copying = threading.Event()
-        """Set while tables are copied, and left so by an error."""
+        self._reader = reader
+        self._dispatcher = dispatcher
+        self._drop_removed = drop_removed
+        self._looked = 0.0
+        self._fingerprint = ""
+        self._lock = threading.Lock()
+        self._outgrown: dict[int, str] = {}
+        """Tables that have to be copied again, and why."""
 
-    def begin(self, new: NewSlot | None) -> None:
-        """Take over what the destination has, and copy the rest.
+    def begin(self, *, new_slot: bool) -> None:
+        """Take over what the store knows, and go on with each table where it stands.
 
-        A new slot says nothing of the time before it, so with one everything is copied.
+        A new slot says nothing of the time before it, so with one everything is copied. Raises
+        MappingConflict if two tables would share one of the destination.
         """
-        for table in self._published():
-            self._filters[table.schema.oid] = table.row_filter
-            state = TableState(table.schema) if new is not None else self._known(table)
-            self._tables.put(state)
-        self._copy_missing(new)
-
-    def rejoin(self, outgrown: Collection[int]) -> None:
-        """Tables that appeared or changed their form start over with a copy."""
-        published = {table.schema.oid: table for table in self._published()}
-        for oid in outgrown:
-            if oid in published:
-                _logger.info("copying a new or changed table", table=str(published[oid].name))
-                self._tables.put(TableState(published[oid].schema))
+        self._fingerprint = self._published.fingerprint()
+        published = {table.schema.oid: table for table in self._published.read()}
+        check_apart({t.name: self._mapping.destination(t.name) for t in published.values()})
+        stored = self._store.get_table_replication_states()
+        mapped = self._store.get_table_mappings()
+        for oid, state in stored.items():
+            table = published.get(oid)
+            schema = self._store.get_table_schema(oid) or (
+                table.schema if table is not None else TableSchema(oid, state.table, (), ())
+            )
+            destination = mapped.get(oid) or self._mapping.destination(state.table)
+            self._tables.take_over(TableState(schema, destination).with_stored(state))
+        new = [table for oid, table in published.items() if oid not in stored]
+        self._tables.add(*(self._first_state(table, new_slot) for table in new))
+        for oid in stored:
+            if oid not in published:
+                self._leave(oid, published.values())
+            elif new_slot:
+                self._start_over(published[oid], "the slot is a new one")
             else:
-                self._leave(oid)
-        self._copy_missing(None)
+                self._review(published[oid], published.values())
+        for oid, table in published.items():
+            if not self._dispatcher.has(oid):
+                self._dispatcher.dispatch(oid, table.bytes)
 
-    def look(self) -> None:
-        """Every few seconds: has the publication changed?"""
-        if time.monotonic() - self._looked < _LOOK_SECONDS:
+    def outgrown(self, oid: int, reason: str) -> None:
+        """The table has to be copied again. From the threads that work."""
+        with self._lock:
+            self._outgrown[oid] = reason
+
+    def resync(self, oid: int) -> None:
+        """Copy the table again. Nobody may be working on it."""
+        for table in self._published.read():
+            if table.schema.oid == oid:
+                self._reader.drop(oid)
+                self._start_over(table, "an operator asked for it")
+                return
+        raise PublicationChanged("The table is not published any more.")
+
+    def look(self, *, hurry: bool = False) -> None:
+        """Every few seconds: has the publication changed? ``hurry``: there is a reason to think
+        so."""
+        patience = _LOOK_SECONDS / 10 if hurry or self._outgrown else _LOOK_SECONDS
+        if time.monotonic() - self._looked < patience:
             return
-        published = {table.schema.oid: table for table in self._published()}
+        self._looked = time.monotonic()
+        try:
+            fingerprint = self._published.fingerprint()
+            changed = fingerprint != self._fingerprint or bool(self._outgrown)
+            if changed and self._compare(self._published.read()):
+                self._fingerprint = fingerprint
+        except SourceError as error:
+            if not error.retry:
+                raise
+            # Receiving meets the same trouble, and tells it.
+            _logger.debug("the publication cannot be read just now", error=str(error))
+
+    def _compare(self, tables: Collection[PublishedTable]) -> bool:
+        """Bring what is followed in line with what is published; False: not all of it, yet."""
+        published = {table.schema.oid: table for table in tables}
+        done = True
         for state in self._tables.all():
             if state.schema.oid not in published:
-                self._leave(state.schema.oid)
-        joining = [
-            oid
-            for oid, table in published.items()
-            if self._tables.get(oid) is None or self._filters.get(oid) != table.row_filter
-        ]
-        if joining:
-            self.rejoin(joining)
-        self._looked = time.monotonic()
+                done &= self._leave(state.schema.oid, tables)
+        for oid, table in published.items():
+            if self._tables.get(oid) is None:
+                self._join(table)
+            else:
+                done &= self._review(table, tables)
+        return done
 
-    def _leave(self, oid: int) -> None:
-        """The table is no longer published; if it comes back, it must be copied."""
+    def _join(self, table: PublishedTable) -> None:
+        _logger.info("a table was published", table=str(table.name))
+        self._tables.add(self._first_state(table, new_slot=False))
+        self._admit(table)
+
+    def _review(self, table: PublishedTable, tables: Iterable[PublishedTable]) -> bool:
+        """See to a table that is known; False if that has to wait."""
+        oid = table.schema.oid
         state = self._tables.get(oid)
-        if state is not None:
-            _logger.info("a table is no longer published", table=str(state.name))
-        self._tables.forget(oid)
-        self._filters.pop(oid, None)
-        self._log.break_off(oid)
+        assert state is not None
+        reason = self._outgrown.get(oid) or self._changed(state, table)
+        if reason is not None:
+            if not self._dispatcher.withdraw(oid):
+                return False
+            with self._lock:
+                self._outgrown.pop(oid, None)
+            if not state.membership.continues(table.membership):
+                self._log.break_off(oid)
+            self._start_over(table, reason)
+        elif state.error is not None and state.error.code in _PASSING and not self._refusal(table):
+            self._dispatcher.retry(oid)
+        elif state.membership != table.membership:
+            # A partition more: it must be known, for the day that it goes.
+            self._tables.update(oid, membership=table.membership)
+        return True
 
-    def _known(self, table: PublishedTable) -> TableState:
-        """The table's state by what the destination says."""
-        missing = TableState(table.schema)
-        if not isinstance(self._destination, Positioned):
-            return missing
-        position = self._destination.applied(table.schema)
-        if position is None:
-            return missing
+    def _changed(self, state: TableState, table: PublishedTable) -> str | None:
+        """Why the table has to be copied again; None: it need not."""
+        if state.name != table.name:
+            return f"it was {state.name}"
+        destination = self._mapping.destination(table.name)
+        if state.destination != destination:
+            return f"the destination's name for it was {state.destination}"
+        phase = state.phase if state.error is None else state.error.phase
+        if phase in SYNCED_PHASES:
+            return None  # the copy looks at the table as it is when it begins
+        if not state.membership.continues(table.membership):
+            return "it is published in another way"
+        positions = [column.position for column in state.schema.columns]
+        if not state.schema.same_form(table.schema) or positions != [
+            column.position for column in table.schema.columns
+        ]:
+            return "its form has changed"
+        return None
+
+    def _start_over(self, table: PublishedTable, reason: str) -> None:
+        oid = table.schema.oid
+        _logger.info("a table is copied again", table=str(table.name), reason=reason)
+        self._tables.start_over(
+            oid,
+            schema=table.schema,
+            destination=self._mapping.destination(table.name),
+            membership=table.membership,
+        )
+        self._admit(table)
+
+    def _admit(self, table: PublishedTable) -> None:
+        oid = table.schema.oid
+        refusal = self._refusal(table)
+        if refusal is not None:
+            self._dispatcher.failed(oid, refusal)
+        else:
+            self._dispatcher.dispatch(oid, table.bytes)
+
+    def _refusal(self, table: PublishedTable) -> WalflowError | None:
+        """Why the table cannot be taken in as things are."""
+        if table.problem is not None:
+            return table.problem
+        destination = self._mapping.destination(table.name)
+        others = [
+            state.name
+            for state in self._tables.all()
+            if state.destination == destination and state.schema.oid != table.schema.oid
+        ]
+        return conflict((table.name, *others), destination) if others else None
+
+    def _leave(self, oid: int, tables: Iterable[PublishedTable]) -> bool:
+        """The table is no longer published; if it comes back, it must be copied."""
+        if not self._dispatcher.withdraw(oid):
+            return False
+        state = self._tables.get(oid)
+        if state is None:
+            return True
+        _logger.info("a table is no longer published", table=str(state.name))
+        self._log.break_off(oid)
+        self._reader.drop(oid)
+        taken = {self._mapping.destination(table.name) for table in tables}
+        if self._drop_removed and state.destination not in taken:
+            self._drop(state)
+        self._tables.forget(oid)
+        with self._lock:
+            self._outgrown.pop(oid, None)
+        return True
+
+    def _drop(self, state: TableState) -> None:
+        if isinstance(self._destination, DropsTables):
+            self._destination.drop_table(state.destination_schema)
+            _logger.info("dropped the destination's table", table=str(state.destination))
+
+    def _first_state(self, table: PublishedTable, new_slot: bool) -> TableState:
+        """Of a table that the store does not know: by what the destination says."""
+        fresh = TableState(
+            table.schema, self._mapping.destination(table.name), membership=table.membership
+        )
+        if new_slot or not isinstance(self._destination, Positioned):
+            return fresh
+        if self._log.latest_schema(table.schema.oid) is None:
+            return fresh  # never heard of
+        position = self._destination.applied(fresh.destination_schema)
+        if position is None or not self._log.covers(table.schema.oid, position):
+            return fresh
         # The form that the destination's table has is the last one before its position.
         schema = self._log.latest_schema(table.schema.oid, Lsn(position - 1))
-        if schema is None or schema.name != table.schema.name:
-            return missing
-        if not self._log.covers(table.schema.oid, position):
-            _logger.warning(
-                "changes are missing in the log; the table is copied again",
-                table=str(table.name),
-                position=str(position),
-            )
-            return missing
-        return TableState(schema, Phase.CATCHUP, position)
-
-    def _published(self) -> list[PublishedTable]:
-        return self._retried(self._read_published)
-
-    def _read_published(self) -> list[PublishedTable]:
-        with connect(self._uri, application_name=self._application) as connection:
-            return published_tables(connection, self._publication, self._types)
-
-    def _copy_missing(self, new: NewSlot | None) -> None:
-        """Copy every table that is not followed yet, under new snapshots as long as it takes."""
-        slots = iter([new]) if new is not None else iter(())
-        self.copying.set()
-        while not self._stop.is_set() and not self._all_followed():
-            self._retried(lambda: self._copy_once(next(slots, None)))
-        self.copying.clear()
-
-    def _all_followed(self) -> bool:
-        return all(state.followed for state in self._tables.all())
-
-    def _copy_once(self, new: NewSlot | None) -> None:
-        if new is None:
-            new = self._temporary_slot()
-        try:
-            keeper = keep_snapshot(
-                self._uri, new.created.snapshot, application_name=f"{self._application} snapshot"
-            )
-        finally:
-            new.replication.close()
-        with keeper:
-            published = self._read_published()
-            self._keep_to(published)
-            # Of a table that was published after the snapshot was taken, rows of the time in
-            # between are in neither; it has its turn under the next snapshot.
-            ready = [
-                table
-                for table in published
-                if table.schema.oid in new.published and not self._followed(table)
-            ]
-            self._copier.copy(ready, keeper, new.created.consistent_point)
-
-    def _keep_to(self, published: Collection[PublishedTable]) -> None:
-        """Follow what is published, and nothing else."""
-        for table in published:
-            if self._tables.get(table.schema.oid) is None:
-                self._tables.put(TableState(table.schema))
-            self._filters[table.schema.oid] = table.row_filter
-        oids = {table.schema.oid for table in published}
-        for state in self._tables.all():
-            if state.schema.oid not in oids:
-                self._leave(state.schema.oid)
-
-    def _followed(self, table: PublishedTable) -> bool:
-        state = self._tables.get(table.schema.oid)
-        return state is not None and state.followed
-
-    def _temporary_slot(self) -> NewSlot:
-        before = frozenset(table.schema.oid for table in self._read_published())
-        replication = Replication(self._uri, application_name=self._application)
-        try:
-            created = replication.create_slot(
-                f"{self._slot[:40]}_copy_{time.time_ns() % 10**9}",
-                temporary=True,
-                cancelled=self._stop.is_set,
-            )
-        except BaseException:
-            replication.close()
-            raise
-        return NewSlot(replication, created, before)
-
-    def _retried(self, work: Callable[[], _Result]) -> _Result:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(worth_retrying),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
-            ),
-            wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
-            sleep=self._sleep,
-            before_sleep=self._tell,
-            reraise=True,
+        if schema is None or schema.name != table.name:
+            return fresh
+        _logger.warning(
+            "the store does not know a table that the destination has; going on with it",
+            table=str(table.name),
+            position=str(position),
         )
-        result: _Result = retrying(work)
-        return result
-
-    def _sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)
-
-    def _tell(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if error is not None:
-            self._metrics.worker_failed("copy", error)
-        _logger.warning("a copy failed; trying again", error=str(error))
-
-
-def worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, SourceError | DestinationError) and error.retry
+        return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)

@@ -1,77 +1,64 @@
-"""A pipeline: one source, one slot, one change log, one destination."""
+"""A pipeline: one source, one slot, one change log, one destination, one store."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
-import tenacity
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
-from walflow.errors import DestinationError, Stopped, WalflowError
-from walflow.model import Lsn
+from walflow.destinations.base import Destination
+from walflow.errors import Stopped, WalflowError
+from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
-from walflow.pipeline.applying import Applier
-from walflow.pipeline.describing import Describer
-from walflow.pipeline.joining import Joiner, NewSlot
-from walflow.pipeline.receiving import Receiver, Source
-from walflow.pipeline.syncing import Copier
-from walflow.pipeline.tables import Tables, TableState
-from walflow.pipeline.writing import LogWriter
-from walflow.source.catalog import published_tables
+from walflow.pipeline.connections import Connections
+from walflow.pipeline.coordinating import Coordinator, Parts
+from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.intake import Intake
+from walflow.pipeline.joining import Joiner
+from walflow.pipeline.lanes import Lanes
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.mapping import TableMapping
+from walflow.pipeline.published import Published
+from walflow.pipeline.reading import CopyReader
+from walflow.pipeline.requests import Requests
+from walflow.pipeline.retrying import Retries
+from walflow.pipeline.snapshots import Snapshots
+from walflow.pipeline.status import PipelineStatus
+from walflow.pipeline.syncing import Syncer
+from walflow.pipeline.tables import Tables
 from walflow.source.connection import connect
-from walflow.source.pgoutput import Decoder
 from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
-from walflow.source.slots import drop_slot
-from walflow.source.wire import Replication
-from walflow.spark.session import jvm_ended, jvm_ended_error
+from walflow.source.slots import slot_loss
+from walflow.spark.session import cores, jvm_ended, jvm_ended_error, make_session
+from walflow.stores import open_store
+from walflow.stores.base import Action, Report, Request, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Pipeline", "PipelineStatus"]
 
-_ATTEMPTS = 5
-_IDLE_SECONDS = 0.5
 _CHECK_SECONDS = 0.1
 _JVM_SECONDS = 2.0
 
 _logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineStatus:
-    """The whole pipeline, as of now."""
-
-    tables: tuple[TableState, ...]
-    wal_end: Lsn
-    """How far the source's log reached when last heard of."""
-    log_end: Lsn
-    """All up to here is durable in the change log."""
-    applied: Lsn
-    """All up to here is in the destination, of every table."""
-    lag_seconds: float
-    """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
-
-    @property
-    def lag_bytes(self) -> int:
-        return max(0, self.wal_end - self.applied)
-
-
 class Pipeline:
     """Use as a context manager, or ``start``, ``wait``, ``shutdown``.
 
-    After ``start`` three threads work: one receives, one writes the log, one copies and applies.
+    After ``start`` one thread receives, one writes the log, and one coordinates those that copy
+    tables and those that apply changes to them.
     """
 
     def __init__(
@@ -79,13 +66,17 @@ class Pipeline:
         settings: Settings,
         metrics: Metrics | None = None,
         *,
+        store: Store | None = None,
+        destination: Destination | None = None,
         spark: SparkSession | None = None,
         debug: bool = False,
     ) -> None:
-        """``spark`` is used if given, and left running; it must have the destination's jars."""
+        """What is given is used instead of what the settings name, and is left open. ``spark``
+        must have the destination's jars; a destination that is given brings its own."""
         self._given_spark = spark
+        self._given_destination = destination
+        self._given_store = store
         self.settings = settings
-        self.tables = Tables()
         self.stage = "waiting to start"
         """What the start is busy with, for people to read."""
         self._metrics: PipelineMetrics = (metrics or Metrics()).pipeline(settings.name)
@@ -93,17 +84,17 @@ class Pipeline:
         self._application = f"walflow {settings.name}"
         self._debug = debug
         self._stop = threading.Event()
-        self._following = threading.Event()
         self._error: BaseException | None = None
-        self._worker = threading.Thread(target=self._work, name="walflow-apply", daemon=True)
+        self._worker = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
         self._cleanup = ExitStack()
-        self._new_slot: NewSlot | None = None
-        self._joiner: Joiner
+        self._mapping = TableMapping(settings.mapping)
+        self._last: PipelineStatus | None = None
+        self._tables: Tables | None = None
+        self._store: Store
         self._log: ChangeLog
-        self._receiver: Receiver
         self._destination: OpenDestination
-        self._copier: Copier
-        self._applier: Applier
+        self._parts: Parts
+        self._coordinator: Coordinator
 
     def __enter__(self) -> Self:
         self.start()
@@ -134,13 +125,15 @@ class Pipeline:
 
     def _start(self) -> None:
         settings = self.settings
+        if not settings.log_folder.exists():
+            self._cleanup.callback(self._remove_unused_log)
+        self.stage = "opening the store"
+        lease = self._open_store()
         self.stage = "checking the source"
         found = self._preflight()
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
-        confirmed = found.slot.confirmed_flush
         self.stage = "opening the change log"
-        if not settings.log_folder.exists():
-            self._cleanup.callback(self._remove_unused_log)
+        confirmed = found.slot.confirmed_flush if found.lost is None else None
         self._log = ChangeLog.open(
             settings.log_folder,
             identity,
@@ -150,19 +143,19 @@ class Pipeline:
         )
         self._cleanup.callback(self._log.close)
         self.stage = "starting Spark"
-        self._destination = open_destination(
-            settings,
-            f"{identity.system_id}/{found.server.database}",
-            spark=self._given_spark,
-            debug=self._debug,
-        )
+        self._destination = self._open_destination(f"{identity.system_id}/{found.server.database}")
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
         if found.publication is None:
             self._make_publication(found)
+        self._make_parts(lease)
+        intake = self._parts.intake
         if confirmed is None:
             self.stage = "making the slot"
-            self._make_slot()
+            if found.lost is None:
+                self._cleanup.callback(self._drop_unused_slot)
+            intake.make_slot(found.lost)
+            self._check_stopped()
         elif confirmed > self._log.end:
             _logger.warning(
                 "the change log was lost or is old; tables will be copied again",
@@ -170,11 +163,40 @@ class Pipeline:
                 slot=str(confirmed),
             )
             self._log.restart(confirmed)
-        self._start_threads()
+        self._parts.lanes.restart()
+        intake.start()
+        self._cleanup.callback(intake.stop)
+        self._worker.start()
         self.stage = "running"
+
+    def _open_store(self) -> LeaseKeeper:
+        settings = self.settings
+        self._store = self._given_store or open_store(settings)
+        if self._given_store is None:
+            self._cleanup.callback(self._store.close)
+        lease = LeaseKeeper(self._store, self._report)
+        lease.acquire(self._stop.is_set)
+        self._cleanup.callback(lease.release)
+        self._check_stopped()
+        retries = Retries(
+            settings.table_error_retry_delay_ms / 1000, settings.table_error_retry_max_attempts
+        )
+        self._tables = Tables(self._store, retries)
+        return lease
+
+    def _open_destination(self, source: str) -> OpenDestination:
+        settings, spark = self.settings, self._given_spark
+        if self._given_destination is None:
+            return open_destination(settings, source, spark=spark, debug=self._debug)
+        owns_spark = spark is None
+        spark = spark or make_session(settings.spark, [], {}, debug=self._debug)
+        return OpenDestination(self._given_destination, spark, owns_spark)
 
     def _preflight(self) -> Preflight:
         source = self.settings.source
+        states = self._store.get_table_replication_states().values()
+        begun = any(state.phase is not Phase.INIT for state in states)
+        resync = source.on_slot_lost == "resync"
         with connect(self._uri, application_name=self._application) as connection:
             found = preflight(
                 connection,
@@ -183,32 +205,26 @@ class Pipeline:
                 create_publication=source.create_publication,
                 tables=source.tables,
                 types=self.settings.types,
+                strict=not begun,
+                failover=source.failover,
+                resync_lost_slot=resync,
             )
         for warning in found.warnings:
             _logger.warning(warning)
+        if begun and not found.slot.exists:
+            lost = slot_loss(found.slot)
+            if lost is not None and not resync:
+                raise lost
+            found = replace(found, lost=lost)
         return found
 
     def _make_publication(self, found: Preflight) -> None:
+        publication = self.settings.source.publication
         with connect(self._uri, application_name=self._application) as connection:
-            create_publication(connection, self.settings.source.publication, found.create_tables)
-        _logger.info("made the publication", publication=self.settings.source.publication)
-
-    def _make_slot(self) -> None:
-        with connect(self._uri, application_name=self._application) as connection:
-            published = published_tables(
-                connection, self.settings.source.publication, self.settings.types
+            create_publication(
+                connection, publication, found.create_tables, pipeline=self.settings.name
             )
-        replication = Replication(self._uri, application_name=self._application)
-        self._cleanup.callback(replication.close)
-        created = replication.create_slot(self.settings.slot, cancelled=self._stop.is_set)
-        self._cleanup.callback(self._drop_unused_slot)
-        before = frozenset(table.schema.oid for table in published)
-        self._new_slot = NewSlot(replication, created, before)
-        self._log.restart(created.consistent_point)
-        _logger.info(
-            "made the slot", slot=self.settings.slot, position=str(created.consistent_point)
-        )
-        self._check_stopped()
+        _logger.info("made the publication", publication=publication)
 
     def _check_stopped(self) -> None:
         if self._stop.is_set():
@@ -216,11 +232,10 @@ class Pipeline:
 
     def _drop_unused_slot(self) -> None:
         """A slot that this start made and that no copied table needs would only hold the
-        source's log back."""
-        if self._something_copied:
-            return
-        with connect(self._uri, application_name=self._application) as connection:
-            drop_slot(connection, self.settings.slot)
+        source's log back. Neither does anyone need what was noted of it."""
+        if self._parts.intake.made_slot and not self._something_copied:
+            self._parts.intake.drop_slot()
+            self._store.drop()
 
     def _remove_unused_log(self) -> None:
         """A log that this start made and that no copied table needs."""
@@ -229,58 +244,95 @@ class Pipeline:
 
     @property
     def _something_copied(self) -> bool:
-        return any(state.position for state in self.tables.all())
+        """Whether the next start can go on from anything."""
+        states = [] if self._tables is None else self._tables.all()
+        return any(
+            state.rows_copied or state.followed or state.phase is Phase.SYNC_WAIT
+            for state in states
+        )
 
-    def _start_threads(self) -> None:
-        settings = self.settings
-        describer = Describer(self._uri, self._application, self._log, settings.types)
-        self._cleanup.callback(describer.close)
-        writer = LogWriter(
-            self._log,
-            Decoder(describer.describe),
-            self._metrics,
-            fill_seconds=settings.log.fill_ms / 1000,
-            segment_bytes=settings.log.segment_bytes,
-            waiting=lambda: self._log.waiting(self.tables.applied() or self._log.start),
-        )
-        source = Source(
-            self._uri,
-            settings.slot,
-            settings.source.publication,
-            self._application,
-            settings.source.backlog_bytes,
-        )
-        self._receiver = Receiver(source, self._log, writer, self._metrics)
+    def _make_parts(self, lease: LeaseKeeper) -> None:
+        settings, log, metrics = self.settings, self._log, self._metrics
         spark, destination = self._destination.spark, self._destination.destination
-        self._copier = Copier(
-            self._uri,
-            self._application,
+        tables = self._tables
+        assert tables is not None
+        published = Published(
+            self._uri, self._application, settings.source.publication, settings.types
+        )
+        self._cleanup.callback(published.close)
+        snapshots = Snapshots(self._uri, self._application, settings.slot, published, self._stop)
+        self._cleanup.callback(snapshots.close)
+        connections = Connections(min(settings.max_copy_connections, cores(spark)))
+        range_bytes = settings.copying.range_bytes
+        reader = CopyReader(
+            self._uri, self._application, spark, log, connections, metrics, range_bytes
+        )
+        syncer = Syncer(
             spark,
-            self._log,
+            log,
+            self._store,
             destination,
-            self.tables,
-            self._metrics,
-            settings.copying,
-            settings.max_copy_connections,
+            tables,
+            snapshots,
+            reader,
+            metrics,
+            workers=settings.max_table_sync_workers,
+            failed=self._table_failed,
+            fatal=self._fail,
         )
-        self._applier = Applier(spark, self._log, destination, self.tables, self._metrics)
-        self._joiner = Joiner(
-            self._uri,
-            self._application,
-            settings.slot,
-            settings.source.publication,
-            settings.types,
-            self._log,
+        lanes = Lanes(
+            spark,
+            log,
             destination,
-            self.tables,
-            self._copier,
-            self._metrics,
-            self._stop,
+            tables,
+            metrics,
+            catching_up_at_once=settings.max_table_sync_workers,
+            outgrown=lambda oid, reason: joiner.outgrown(oid, reason),
+            failed=self._table_failed,
+            fatal=self._fail,
         )
-        writer.start()
-        self._receiver.start()
-        self._cleanup.callback(self._receiver.stop)
-        self._worker.start()
+        dispatcher = Dispatcher(log, destination, tables, syncer, lanes)
+        joiner = Joiner(
+            published,
+            self._mapping,
+            self._store,
+            log,
+            destination,
+            tables,
+            reader,
+            dispatcher,
+            drop_removed=settings.on_table_removed == "drop",
+        )
+        self._parts = Parts(
+            lease=lease,
+            log=log,
+            tables=tables,
+            intake=Intake(
+                settings,
+                self._application,
+                log,
+                published,
+                snapshots,
+                metrics,
+                waiting=self._waiting_segments,
+                cancelled=self._stop,
+            ),
+            snapshots=snapshots,
+            connections=connections,
+            syncer=syncer,
+            lanes=lanes,
+            dispatcher=dispatcher,
+            joiner=joiner,
+            requests=Requests(self._store, tables, dispatcher, joiner),
+        )
+        self._coordinator = Coordinator(
+            settings, self._parts, metrics, cores=cores(spark), stop=self._stop
+        )
+        self._cleanup.callback(self._end_work)
+
+    def _waiting_segments(self) -> int:
+        last = self._last
+        return 0 if last is None else self._log.waiting(last.applied)
 
     # Running.
 
@@ -288,25 +340,29 @@ class Pipeline:
         """Wait until the pipeline ends; raises what ended it.
 
         ``until_caught_up``: also return when everything that the source had committed when the
-        copy was finished is in the destination.
+        copy was finished is in the destination; raises TablesSetAside if that is so of all tables
+        but some that were set aside and wait for an operator.
         """
         target: Lsn | None = None
         while not self._stop.wait(poll):
             self.check()
-            if not until_caught_up or not self._following.is_set():
+            if not until_caught_up or not self._coordinator.begun:
                 continue
-            if target is None:
+            status = self.status()
+            if target is None and not status.copying:
                 target = self.source_position()
-            if self.status().applied >= target:
+            if target is not None and status.applied >= target:
+                status.check_none_set_aside()
                 return
         self.check()
 
     def wait_until(self, position: Lsn, seconds: float) -> bool:
-        """Wait until all up to the position is in the destination; False if not in time."""
+        """Wait until all up to the position is in the destination; False if not in time. Tables
+        that wait for an operator are not waited for."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.check()
-            if self._following.is_set() and self.status().applied >= position:
+            if self._coordinator.begun and self.status().applied >= position:
                 return True
             self._stop.wait(_CHECK_SECONDS)
         return False
@@ -322,74 +378,79 @@ class Pipeline:
         """Raise what ended the pipeline, if anything did."""
         if self._error is not None:
             raise self._error
-        self._receiver.check()
 
     def status(self) -> PipelineStatus:
-        states = self.tables.all()
-        applied = self.tables.applied()
-        if applied is None:
-            applied = self._log.end if self._following.is_set() else self._log.start
-        waiting = self._log.segments(applied)
-        lag = max(0.0, time.time() - waiting[0].commit_time / 1e6) if waiting else 0.0
-        status = PipelineStatus(
-            tuple(states),
-            max(self._receiver.wal_end, self._log.end),
-            self._log.end,
-            applied,
-            lag,
-        )
-        self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
-        self._metrics.end_to_end_lag_seconds.set(status.lag_seconds)
-        self._metrics.set_phases({state.name: state.phase for state in states})
-        return status
+        self._last = self._coordinator.status()
+        return self._last
+
+    def _report(self) -> Report | None:
+        last = self._last
+        if last is None:
+            return None
+        return Report(last.wal_end, last.log_end, last.applied, last.lag_seconds, time.time())
 
     @property
     def spark(self) -> SparkSession:
         """The session that the destination's tables can be read with, while the pipeline runs."""
         return self._destination.spark
 
+    # Steering. Done by the coordinating thread within about a second.
+
+    def retry(self, table: TableName) -> None:
+        """Try a table that was set aside again, now."""
+        self._ask(Action.RETRY, table)
+
+    def rollback(self, table: TableName) -> None:
+        """Put a table back into the state before the present one."""
+        self._ask(Action.ROLLBACK, table)
+
+    def resync(self, table: TableName) -> None:
+        """Copy a table again; what the destination has of it stays until the copy is complete."""
+        self._ask(Action.RESYNC, table)
+
+    def _ask(self, action: Action, table: TableName) -> None:
+        self._store.put_request(Request.new(table, action))
+
+    # Ending.
+
     def stop(self) -> None:
         """Ask for the end and return at once: ``wait`` returns, ``shutdown`` does the rest."""
         self._stop.set()
 
     def shutdown(self) -> None:
-        """Finish the round, make durable what was received, let go of everything.
+        """Finish the rounds, make durable what was received, let go of everything.
 
-        A copy that is under way is broken off: it may take hours. Repeats safely.
+        A copy that is under way is broken off: it may take hours. What was read of it stays, and
+        the next start goes on from there. Repeats safely.
         """
         self._stop.set()
-        while self._worker.is_alive():
-            if self._joiner.copying.is_set():
-                # A JVM that is gone has no jobs; what it was asked for fails by itself.
-                with contextlib.suppress(Exception):
-                    self.spark.sparkContext.cancelAllJobs()
-            self._worker.join(_IDLE_SECONDS)
+        if self._worker.ident is not None:
+            self._worker.join()
         self._cleanup.close()
         if self._error is None:
             self._metrics.stopped()
         else:
             self._metrics.failed(self._error)
 
-    def _work(self) -> None:
-        try:
-            self._joiner.begin(self._new_slot)
-            position = self.tables.applied() or self._log.start
-            self._following.set()
-            while not self._stop.is_set():
-                self._receiver.check()
-                self._log.wait_for_change(position, _IDLE_SECONDS)
-                if self._log.end > position:
-                    position = self._round(position)
-                self._retire(position)
-                self._joiner.look()
-                self.status()  # for the metrics, whether or not anyone looks
-        except BaseException as error:  # raised again by check() in the caller's thread
-            # A copy that shutdown breaks off fails in whatever way it was in.
-            broken_off = self._stop.is_set() and self._joiner.copying.is_set()
-            if not broken_off and (not self._stop.is_set() or isinstance(error, WalflowError)):
-                self._error = self._cause(error)
-        finally:
-            self._stop.set()
+    def _end_work(self) -> None:
+        self._parts.syncer.close()
+        self._parts.lanes.close()
+        self._parts.tables.save()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the pipeline by this error. From any thread."""
+        if self._error is None:
+            self._error = self._cause(error)
+        self._stop.set()
+
+    def _table_failed(self, oid: int, error: Exception) -> None:
+        """From the threads that copy and apply."""
+        cause = self._cause(error)
+        if cause is not error:
+            self._fail(cause)
+        elif not self._stop.is_set():
+            # What fails while all is being ended is met again at the next start, if it is real.
+            self._parts.dispatcher.failed(oid, error)
 
     def _cause(self, error: BaseException) -> BaseException:
         """What Spark could not do because its JVM has ended is not the error to tell."""
@@ -398,36 +459,11 @@ class Pipeline:
         code = jvm_ended(_JVM_SECONDS)
         return error if code is None else jvm_ended_error(code)
 
-    def _round(self, position: Lsn) -> Lsn:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: (
-                    isinstance(error, DestinationError) and error.retry and jvm_ended() is None
-                )
-            ),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_when_event_set(self._stop)
-            ),
-            wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
-            sleep=self._sleep,
-            before_sleep=self._tell,
-            reraise=True,
-        )
-        done = retrying(self._applier.apply, position)
-        if done.outgrown:
-            self._joiner.rejoin(done.outgrown)
-        return done.upto
-
-    def _retire(self, position: Lsn) -> None:
-        """Let go of applied segments by age, or at once when they keep new ones out."""
-        age = self.settings.log.retain_seconds if self._log.has_room else 0
-        self._log.retire(position, age)
-
-    def _sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)
-
-    def _tell(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if error is not None:
-            self._metrics.worker_failed("apply", error)
-        _logger.warning("a round failed; trying again", error=str(error))
+    def _work(self) -> None:
+        try:
+            self._coordinator.run()
+        except BaseException as error:  # raised again by check() in the caller's thread
+            if not self._stop.is_set() or isinstance(error, WalflowError):
+                self._fail(error)
+        finally:
+            self._stop.set()

@@ -19,7 +19,7 @@ from walflow.pipeline.writing import LogWriter
 from walflow.source.backlog import Backlog, advance_slot, backlog_bytes
 from walflow.source.connection import Session, connect
 from walflow.source.publication import read_publication
-from walflow.source.slots import read_slot
+from walflow.source.slots import read_slot, slot_loss
 from walflow.source.wire import Replication
 
 __all__ = ["Receiver", "Source"]
@@ -189,24 +189,15 @@ class Receiver:
         """Between two connections the source may have become another one."""
         source = self._source
         read_publication(connection, source.publication)
-        slot = read_slot(connection, source.slot)
-        if not slot.exists or slot.confirmed_flush is None or slot.invalidation is not None:
-            raise SlotLost(
-                f'The replication slot "{source.slot}" is gone or was invalidated.',
-                hint="Start the pipeline again: it makes a new slot and copies the tables again.",
-            )
-        if slot.confirmed_flush > self._log.end:
-            raise SlotLost(
-                f'Someone else has read the replication slot "{source.slot}" up to '
-                f"{slot.confirmed_flush}: changes since {self._log.end} are missing.",
-                hint="Start the pipeline again: it copies again what is missing.",
-            )
+        lost = slot_loss(read_slot(connection, source.slot), self._log.end)
+        if lost is not None:
+            raise lost
         if backlog_size < 0:
             raise SlotLost(
                 f"The server's log ends before {self._log.end}, which was read already: it was "
                 "restored, or another server took over without all that its predecessor had.",
-                hint=f"Drop the slot (SELECT pg_drop_replication_slot('{source.slot}');) and start "
-                "the pipeline again: it copies the tables again.",
+                hint="Let the pipeline make a new slot and copy the tables again "
+                "(source.on_slot_lost: resync).",
             )
 
     def _has_room(self) -> bool:

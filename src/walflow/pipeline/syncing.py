@@ -1,195 +1,262 @@
-"""The copy of tables' existing rows: read by executors under one snapshot, into the change log,
-then handed to the destination together with the snapshot's position."""
+"""Tables on their way into the destination: read under a snapshot, then handed over."""
 
 from __future__ import annotations
 
-import pickle
+import contextlib
+import heapq
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.config import CopySettings
-from walflow.destinations.base import AdoptsFiles, Destination, Positioned
-from walflow.errors import SnapshotLost, WalflowError
-from walflow.model import Lsn, Phase, TableSchema
+from walflow.destinations.base import Destination
+from walflow.errors import Stopped
+from walflow.failpoints import failpoint
+from walflow.model import Phase
 from walflow.observe.metrics import PipelineMetrics
-from walflow.pipeline.tables import Tables
-from walflow.source.catalog import PublishedTable
-from walflow.source.copy import RESULT_SCHEMA, CopiedFile, RangeReader, copied_rows
-from walflow.source.ranges import CopyRange, copy_ranges
-from walflow.source.snapshot import SnapshotKeeper
-from walflow.spark.copies import read_copy
-from walflow.spark.session import cores
+from walflow.pipeline.handing_over import hand_over
+from walflow.pipeline.reading import CopyReader, ReadCopy
+from walflow.pipeline.retrying import is_of_the_source
+from walflow.pipeline.snapshots import Snapshots
+from walflow.pipeline.tables import Tables, TableState
+from walflow.spark.jobs import cancel_jobs
+from walflow.stores.base import SchemaStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Copier"]
+__all__ = ["SYNCED_PHASES", "Syncer"]
 
-_TABLES_AT_ONCE = 2
-_PROGRESS_SECONDS = 0.3
+SYNCED_PHASES = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.FINISHED_COPY})
+"""The phases that are the syncer's work."""
+
+_CANCEL_SECONDS = 0.2
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
 
 _logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Copier:
-    """Copies tables. ``copy`` may be called again for tables that join later."""
+@dataclass(slots=True)
+class _Postponed:
+    """The source was in trouble: nobody's fault, so it is tried again for as long as it takes."""
 
-    uri: str
-    application_name: str
-    spark: SparkSession
-    log: ChangeLog
-    destination: Destination
-    tables: Tables
-    metrics: PipelineMetrics
-    settings: CopySettings
-    max_connections: int
+    until: float
+    bytes: int
+    pause: float
 
-    def copy(self, tables: Sequence[PublishedTable], keeper: SnapshotKeeper, at: Lsn) -> None:
-        """Copy these tables as they are at the position; each is followed from there on.
 
-        Raises the first error, after the tables under way have ended. A table that was not
-        finished stays in ``DataSync`` and has no position in the destination.
-        """
-        ranges = copy_ranges(tables, self.settings.range_bytes)
-        workers = max(1, min(_TABLES_AT_ONCE, len(tables)))
-        # No more shares than run at once: each has a session of its own to open.
-        at_once = min(self.max_connections, cores(self.spark))
-        shares = max(1, at_once // workers)
-        by_table: dict[int, list[CopyRange]] = {}
-        for piece in ranges:
-            by_table.setdefault(piece.table.oid, []).append(piece)
-        largest_first = sorted(tables, key=lambda table: -table.bytes)
-        with ThreadPoolExecutor(workers, thread_name_prefix="walflow-copy") as pool:
-            jobs = [
-                pool.submit(
-                    self._copy_table, table, by_table.get(table.schema.oid, []), keeper, at, shares
-                )
-                for table in largest_first
-            ]
-            try:
-                for job in jobs:
-                    job.result()
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                raise
+class Syncer:
+    """Takes tables from ``Init`` to ``SyncWait``, some at a time, the largest first.
 
-    def _copy_table(
+    All calls may come from several threads.
+    """
+
+    def __init__(
         self,
-        table: PublishedTable,
-        ranges: Sequence[CopyRange],
-        keeper: SnapshotKeeper,
-        at: Lsn,
-        shares: int,
+        spark: SparkSession,
+        log: ChangeLog,
+        store: SchemaStore,
+        destination: Destination,
+        tables: Tables,
+        snapshots: Snapshots,
+        reader: CopyReader,
+        metrics: PipelineMetrics,
+        *,
+        workers: int,
+        failed: Callable[[int, Exception], None],
+        fatal: Callable[[BaseException], None],
     ) -> None:
-        # Before the position, as is every form of which the destination has rows.
-        schema = replace(table.schema, version=Lsn(at - 1))
-        began = time.monotonic()
-        self.tables.update(
-            schema.oid, schema=schema, phase=Phase.DATA_SYNC, rows_expected=table.rows
-        )
-        self.log.store_schema(schema)
-        self.log.drop_copy(schema.oid)
-        folder = self.log.copy_folder(schema.oid, at)
-        copied = self._read(schema, ranges, keeper, folder, shares)
-        if keeper.rewritten([relation.oid for relation in table.relations]):
-            raise SnapshotLost(
-                f"{schema.name} was rewritten or truncated while it was copied",
-                hint="It is copied again under a newer snapshot.",
-            )
-        rows = sum(file.rows for file in copied)
-        self.tables.update(schema.oid, phase=Phase.FINISHED_COPY, rows_copied=rows)
-        self._hand_over(schema, copied, at)
-        self.log.drop_copy(schema.oid)
-        seconds = time.monotonic() - began
-        self.tables.update(schema.oid, phase=Phase.CATCHUP, position=at, copy_seconds=seconds)
-        self.metrics.table_copy_duration(schema.name).observe(seconds)
-        _logger.info(
-            "copied", table=str(schema.name), rows=rows, seconds=round(seconds, 1), position=str(at)
-        )
+        """``failed`` and ``fatal`` are told from the workers' threads."""
+        self._spark = spark
+        self._log = log
+        self._store = store
+        self._destination = destination
+        self._tables = tables
+        self._snapshots = snapshots
+        self._reader = reader
+        self._metrics = metrics
+        self._failed = failed
+        self._fatal = fatal
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._queue: list[tuple[int, int]] = []
+        self._running: set[int] = set()
+        self._postponed: dict[int, _Postponed] = {}
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="walflow-sync")
 
-    def _read(
-        self,
-        schema: TableSchema,
-        ranges: Sequence[CopyRange],
-        keeper: SnapshotKeeper,
-        folder: Path,
-        shares: int,
-    ) -> list[CopiedFile]:
-        if not ranges:
-            return []
-        count = min(shares, len(ranges))
-        numbered = [(number, piece.query) for number, piece in enumerate(ranges)]
-        reader = RangeReader(
-            uri=self.uri,
-            snapshot=keeper.name,
-            application_name=f"{self.application_name} copy",
-            schema=schema,
-            folder=str(folder),
-            shares=tuple(tuple(numbered[share::count]) for share in range(count)),
-        )
-        with _Watch(self, schema, folder):
-            results = (
-                self.spark.range(0, count, 1, count).mapInArrow(reader, RESULT_SCHEMA).collect()
-            )
-        keeper.check()
-        for result in results:
-            if result["error"] is not None:
-                error = pickle.loads(result["error"])  # noqa: S301 - our own executors made it
-                assert isinstance(error, WalflowError)
-                raise error
-        return [
-            CopiedFile(result["path"], result["rows"], result["bytes"], result["exact"])
-            for result in sorted(results, key=lambda result: result["path"])
-        ]
+    def put(self, oid: int, size: int = 0) -> None:
+        """Take the table on. It must not be here already."""
+        with self._lock:
+            if self._stop.is_set():
+                return
+            heapq.heappush(self._queue, (-size, oid))
+            job = self._pool.submit(self._next)
+        job.add_done_callback(self._check)
 
-    def _hand_over(self, schema: TableSchema, copied: Sequence[CopiedFile], at: Lsn) -> None:
-        paths = [Path(file.path) for file in copied]
-        exact = any(file.exact for file in copied)
-        if isinstance(self.destination, AdoptsFiles):
-            self.destination.adopt_files(schema, paths, at, exact)
+    def remove(self, oid: int) -> bool:
+        """Take the table off; False if it is being worked on: ask again later."""
+        with self._lock:
+            if oid in self._running:
+                return False
+            self._queue = [entry for entry in self._queue if entry[1] != oid]
+            heapq.heapify(self._queue)
+            self._postponed.pop(oid, None)
+            return True
+
+    def has(self, oid: int) -> bool:
+        with self._lock:
+            queued = any(entry[1] == oid for entry in self._queue)
+            return queued or oid in self._running or oid in self._postponed
+
+    def tick(self) -> None:
+        """To be called now and then: for what was postponed, and to let snapshots go."""
+        now = time.monotonic()
+        with self._lock:
+            due = {oid: wait for oid, wait in self._postponed.items() if wait.until <= now}
+            idle = not (self._queue or self._running or self._postponed)
+        for oid, wait in due.items():
+            self.put(oid, wait.bytes)
+        if idle:
+            self._snapshots.release()
+
+    @property
+    def reading(self) -> bool:
+        """Whether a table is being worked on."""
+        with self._lock:
+            return bool(self._running)
+
+    def _check(self, job: Future[None]) -> None:
+        if not job.cancelled() and (error := job.exception()) is not None:
+            self._fatal(error)
+
+    def _next(self) -> None:
+        with self._lock:
+            if self._stop.is_set() or not self._queue:
+                return
+            size, oid = heapq.heappop(self._queue)
+            self._running.add(oid)
+        try:
+            self._sync(oid)
+        except Stopped:
+            pass
+        except Exception as error:
+            if not self._stop.is_set():
+                self._metrics.worker_failed("copy", error)
+                self._after(oid, -size, error)
+        else:
+            with self._lock:
+                self._postponed.pop(oid, None)
+        finally:
+            with self._lock:
+                self._running.discard(oid)
+
+    def _after(self, oid: int, size: int, error: Exception) -> None:
+        if not is_of_the_source(error):
+            with self._lock:
+                self._postponed.pop(oid, None)
+            self._failed(oid, error)
             return
-        self.destination.truncate_table(schema)
-        rows = read_copy(self.spark, [str(path) for path in paths], schema, exact)
-        self.destination.write_table_rows(schema, rows)
-        if isinstance(self.destination, Positioned):
-            self.destination.mark_applied(schema, at)
+        with self._lock:
+            before = self._postponed.get(oid)
+            pause = _FIRST_PAUSE if before is None else min(before.pause * 2, _LONGEST_PAUSE)
+            self._postponed[oid] = _Postponed(time.monotonic() + pause, size, pause)
+        _logger.warning(
+            "a copy was interrupted; going on soon", error=str(error), seconds=round(pause, 1)
+        )
 
+    def _sync(self, oid: int) -> None:
+        state = self._tables.get(oid)
+        if state is None:
+            return
+        copy = None
+        if state.phase is Phase.FINISHED_COPY:
+            copy = self._reader.finished(oid)
+            if copy is None:
+                self._tables.move(oid, Phase.DATA_SYNC)
+        if copy is None:
+            copy = self._read(oid)
+        self._hand_over(oid, copy)
 
-class _Watch:
-    """While a copy runs, counts its rows from what the executors leave beside their files."""
+    def _read(self, oid: int) -> ReadCopy:
+        began = time.monotonic()
+        with self._snapshots.use(oid) as (snapshot, table):
+            if table.problem is not None:
+                raise table.problem
+            state = self._tables.get(oid)
+            assert state is not None
+            facts = {
+                "schema": table.schema,
+                "membership": table.membership,
+                "rows_expected": table.rows,
+                # A copy that goes on needs the log from its first snapshot on.
+                "position": state.position or snapshot.position,
+            }
+            if state.phase is Phase.INIT:
+                self._tables.move(oid, Phase.DATA_SYNC, **facts)
+            else:
+                self._tables.update(oid, **facts)
+            failpoint("sync.data_sync", table.name)
+            copy = self._reader.read(
+                table,
+                snapshot,
+                progress=lambda rows: self._progress(oid, rows),
+                stop=self._stop,
+            )
+        self._log.store_schema(copy.schema)
+        self._store.store_table_schema(copy.schema)
+        self._tables.move(
+            oid,
+            Phase.FINISHED_COPY,
+            schema=copy.schema,
+            position=copy.position,
+            rows_copied=copy.rows,
+            copy_seconds=time.monotonic() - began,
+        )
+        return copy
 
-    def __init__(self, copier: Copier, schema: TableSchema, folder: Path) -> None:
-        self._copier = copier
-        self._schema = schema
-        self._folder = folder
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="walflow-progress", daemon=True)
-        self._counted = 0
+    def _progress(self, oid: int, rows: int) -> None:
+        self._tables.update(oid, rows_copied=rows)
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def _hand_over(self, oid: int, copy: ReadCopy) -> None:
+        state = self._known(oid)
+        failpoint("sync.finished_copy", state.name)
+        began = time.monotonic()
+        hand_over(self._destination, self._spark, state.destination_schema, copy)
+        failpoint("sync.handed_over", state.name)
+        state = self._known(oid)
+        seconds = state.copy_seconds + time.monotonic() - began
+        self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds)
+        self._reader.drop(oid)
+        self._metrics.table_copy_duration(state.name).observe(seconds)
+        _logger.info(
+            "copied",
+            table=str(state.name),
+            rows=copy.rows,
+            seconds=round(seconds, 1),
+            position=str(copy.position),
+        )
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def _known(self, oid: int) -> TableState:
+        state = self._tables.get(oid)
+        assert state is not None
+        return state
 
-    def _run(self) -> None:
-        while not self._over.wait(_PROGRESS_SECONDS):
-            self._count()
-        self._count()
+    def cancel(self) -> None:
+        """Break off what is being read: who reads fails, and what was read of it stays."""
+        # A JVM that is gone has no jobs; what it was asked for fails by itself.
+        with contextlib.suppress(Exception):
+            cancel_jobs(self._spark, self._reader.tag)
 
-    def _count(self) -> None:
-        rows = copied_rows(self._folder)
-        self._copier.tables.update(self._schema.oid, rows_copied=rows)
-        self._copier.metrics.table_copy_rows(self._schema.name).inc(max(0, rows - self._counted))
-        self._counted = max(rows, self._counted)
+    def close(self) -> None:
+        """End soon: a copy that is under way is broken off, a hand-over finished."""
+        self._stop.set()
+        while self.reading:
+            self.cancel()
+            time.sleep(_CANCEL_SECONDS)
+        self._pool.shutdown(cancel_futures=True)

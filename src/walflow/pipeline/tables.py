@@ -1,11 +1,18 @@
-"""What a pipeline knows of its tables while it runs."""
+"""What a pipeline knows of its tables, in memory and in the store."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 
 from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.phases import FOLLOWED, check_move, resumed
+from walflow.pipeline.retrying import Retries
+from walflow.states import Membership, RetryKind, RetryPolicy, TableError, TableReplicationState
+from walflow.stores.base import Store
 
 __all__ = ["TableState", "Tables"]
 
@@ -15,15 +22,26 @@ class TableState:
     """One table, as of now."""
 
     schema: TableSchema
-    """The form that the destination's table has."""
+    """The form that the destination's table has, under the source's name."""
+    destination: TableName
+    """The destination's name for it."""
     phase: Phase = Phase.INIT
+    since: float = field(default_factory=time.time)
+    """Unix time at which the phase was entered."""
     position: Lsn = Lsn(0)
-    """All changes of the table up to here are in the destination."""
+    """All changes of the table up to here are in the destination; while it is copied: those after
+    it are needed."""
     rows_expected: int = 0
     """The planner's estimate, for progress only."""
     rows_copied: int = 0
     copy_seconds: float = 0.0
     changes_applied: int = 0
+    lag_seconds: float = 0.0
+    """The age of the oldest transaction that waits for it; 0 if none does."""
+    attempts: int = 0
+    """Failures since the last success."""
+    error: TableError | None = None
+    membership: Membership = field(default_factory=Membership)
 
     @property
     def name(self) -> TableName:
@@ -32,31 +50,62 @@ class TableState:
     @property
     def followed(self) -> bool:
         """Whether the log's changes are applied to it."""
-        return self.phase in (Phase.CATCHUP, Phase.SYNC_DONE, Phase.READY)
+        return self.phase in FOLLOWED
+
+    @property
+    def waits_for_operator(self) -> bool:
+        """Whether it was set aside and is not tried again by itself."""
+        return self.error is not None and self.error.retry.kind is not RetryKind.TIMED
+
+    @property
+    def destination_schema(self) -> TableSchema:
+        """The schema as the destination is given it."""
+        return replace(self.schema, name=self.destination)
+
+    def stored(self) -> TableReplicationState:
+        return TableReplicationState(
+            table=self.name,
+            phase=self.phase,
+            since=self.since,
+            position=self.position,
+            rows_copied=self.rows_copied,
+            changes_applied=self.changes_applied,
+            attempts=self.attempts,
+            error=self.error,
+            membership=self.membership,
+        )
+
+    def with_stored(self, stored: TableReplicationState) -> TableState:
+        return replace(
+            self,
+            phase=stored.phase,
+            since=stored.since,
+            position=stored.position,
+            rows_copied=stored.rows_copied,
+            changes_applied=stored.changes_applied,
+            attempts=stored.attempts,
+            error=stored.error,
+            membership=stored.membership,
+        )
 
 
 class Tables:
-    """The states of all tables, by oid. All calls may come from several threads."""
+    """The states of all tables, by oid. All calls may come from several threads.
 
-    def __init__(self) -> None:
+    A move is in the store before it is in memory, and so before anyone acts on it. Progress
+    inside a phase is only in memory until ``save``.
+    """
+
+    def __init__(self, store: Store, retries: Retries) -> None:
+        self._store = store
+        self._retries = retries
         self._lock = threading.Lock()
+        self._moving: dict[int, threading.RLock] = defaultdict(threading.RLock)
+        """One move of a table at a time; the store may take long, and readers do not wait."""
         self._states: dict[int, TableState] = {}
+        self._unsaved: set[int] = set()
 
-    def put(self, state: TableState) -> None:
-        with self._lock:
-            self._states[state.schema.oid] = state
-
-    def update(self, oid: int, **changes: object) -> TableState:
-        """Replace some of a table's fields."""
-        with self._lock:
-            state = replace(self._states[oid], **changes)  # type: ignore[arg-type]
-            self._states[oid] = state
-            return state
-
-    def forget(self, oid: int) -> None:
-        """The table is no longer published. Repeats safely."""
-        with self._lock:
-            self._states.pop(oid, None)
+    # Reading.
 
     def get(self, oid: int) -> TableState | None:
         with self._lock:
@@ -67,7 +116,128 @@ class Tables:
         with self._lock:
             return sorted(self._states.values(), key=lambda state: state.name)
 
-    def applied(self) -> Lsn | None:
-        """The position that every table has reached; None without tables."""
+    def find(self, name: TableName) -> TableState | None:
+        return next((state for state in self.all() if state.name == name), None)
+
+    # Moving.
+
+    def take_over(self, state: TableState) -> None:
+        """A table as the store has it."""
         with self._lock:
-            return min((state.position for state in self._states.values()), default=None)
+            self._states[state.schema.oid] = state
+
+    def add(self, *states: TableState) -> None:
+        """Tables that the store does not have yet."""
+        for state in states:
+            self._store.store_table_mapping(state.schema.oid, state.destination)
+        self._store.update_table_replication_states(
+            {state.schema.oid: state.stored() for state in states}
+        )
+        with self._lock:
+            self._states.update({state.schema.oid: state for state in states})
+
+    def move(self, oid: int, phase: Phase, **changes: object) -> TableState:
+        """Go to another phase, with some fields changed, and remember it."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            check_move(before.name, before.phase, phase)
+            return self._persist(before, phase=phase, since=time.time(), **changes)
+
+    def fail(self, oid: int, error: Exception) -> TableState:
+        """Set the table aside."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            failed_in = before.phase if before.error is None else before.error.phase
+            attempts = before.attempts + 1
+            described = self._retries.describe(error, failed_in, attempts)
+            return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
+
+    def retry(self, oid: int) -> TableState:
+        """A table that was set aside goes on where it failed."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            assert before.error is not None
+            return self.move(oid, resumed(before.error.phase), error=None)
+
+    def give_up_changes(self, oid: int, hint: str) -> None:
+        """The log no longer keeps what an errored table lacks: only a new copy helps."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            if before.error is None:
+                return
+            error = replace(before.error, retry=RetryPolicy(RetryKind.NONE), hint=hint)
+            self._persist(before, error=error)
+
+    def start_over(self, oid: int, **changes: object) -> TableState:
+        """Copy the table again, from nothing."""
+        with self._moving[oid]:
+            changed = self.move(
+                oid,
+                Phase.INIT,
+                position=Lsn(0),
+                rows_copied=0,
+                error=None,
+                **changes,
+            )
+            self._store.store_table_mapping(oid, changed.destination)
+            return changed
+
+    def roll_back(self, oid: int) -> TableState:
+        """Go back to the state before; raises NothingToRollBack."""
+        with self._moving[oid]:
+            stored = self._store.rollback_table_replication_state(oid)
+            with self._lock:
+                state = self._states[oid].with_stored(stored)
+                self._states[oid] = state
+            return state
+
+    def forget(self, oid: int) -> None:
+        """The table is no longer published. Repeats safely."""
+        with self._moving[oid]:
+            self._store.cleanup_table_state(oid)
+            with self._lock:
+                self._states.pop(oid, None)
+                self._unsaved.discard(oid)
+
+    def _known(self, oid: int) -> TableState:
+        with self._lock:
+            return self._states[oid]
+
+    def _persist(self, before: TableState, **changes: object) -> TableState:
+        oid = before.schema.oid
+        self._store.update_table_replication_state(
+            oid,
+            replace(before, **changes).stored(),  # type: ignore[arg-type]
+        )
+        with self._lock:
+            # Progress that was made while the store was written stays, and is saved later.
+            now = self._states.get(oid, before)
+            if now == before:
+                self._unsaved.discard(oid)
+            state = self._states[oid] = replace(now, **changes)  # type: ignore[arg-type]
+        return state
+
+    # Progress inside a phase.
+
+    def update(self, oid: int, **changes: object) -> TableState | None:
+        """Replace some of a table's fields, but not its phase; None if it has left meanwhile."""
+        with self._lock:
+            state = self._states.get(oid)
+            if state is None:
+                return None
+            state = self._states[oid] = replace(state, **changes)  # type: ignore[arg-type]
+            self._unsaved.add(oid)
+            return state
+
+    def save(self, *only: int) -> None:
+        """Put the progress since the last call into the store, of all tables or of these."""
+        with self._lock:
+            oids = self._unsaved & set(only) if only else self._unsaved
+            self._unsaved = self._unsaved - oids
+        with ExitStack() as moves:
+            # No move may come between reading the states and storing them.
+            for oid in sorted(oids):
+                moves.enter_context(self._moving[oid])
+            states = {oid: state.stored() for oid in oids if (state := self.get(oid)) is not None}
+            if states:
+                self._store.update_table_replication_states(states)

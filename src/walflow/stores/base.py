@@ -10,6 +10,8 @@ Leases and requests are for several processes, and so are never cached.
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -179,6 +181,10 @@ class Request:
     outcome: str | None = None
     """What came of it, in words; None while it waits."""
     refused: bool = False
+
+    @classmethod
+    def new(cls, table: TableName, action: Action) -> Self:
+        return cls(str(uuid.uuid4()), table, action, time.time())
 
 
 class RequestStore(Protocol):

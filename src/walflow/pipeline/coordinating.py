@@ -1,0 +1,235 @@
+"""The coordinating thread: it works on no table itself, so that none has to wait for another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+import tenacity
+
+from walflow.changelog import ChangeLog
+from walflow.config import Settings
+from walflow.errors import SlotLost, SourceError
+from walflow.model import Lsn
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.connections import Connections
+from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.intake import Intake
+from walflow.pipeline.joining import Joiner
+from walflow.pipeline.lanes import Lanes
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.requests import Requests
+from walflow.pipeline.snapshots import Snapshots
+from walflow.pipeline.status import PipelineStatus
+from walflow.pipeline.syncing import Syncer
+from walflow.pipeline.tables import Tables, TableState
+from walflow.states import RetryKind
+
+__all__ = ["Coordinator", "Parts"]
+
+_IDLE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.1
+_REQUEST_SECONDS = 1.0
+_SAVE_SECONDS = 2.0
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Who works in a pipeline."""
+
+    lease: LeaseKeeper
+    log: ChangeLog
+    tables: Tables
+    intake: Intake
+    snapshots: Snapshots
+    connections: Connections
+    syncer: Syncer
+    lanes: Lanes
+    dispatcher: Dispatcher
+    joiner: Joiner
+    requests: Requests
+
+
+class Coordinator:
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        metrics: PipelineMetrics,
+        *,
+        cores: int,
+        stop: threading.Event,
+    ) -> None:
+        """``cores``: how many tasks Spark runs at once."""
+        self._settings = settings
+        self._parts = parts
+        self._metrics = metrics
+        self._cores = cores
+        self._stop = stop
+        self._asked = self._saved = 0.0
+        self._begun = threading.Event()
+
+    @property
+    def begun(self) -> bool:
+        """Whether all tables that are published are known."""
+        return self._begun.is_set()
+
+    def run(self) -> None:
+        """Until told to stop, or an error that ends the pipeline."""
+        intake, joiner = self._parts.intake, self._parts.joiner
+        self._when_source_is_there(lambda: joiner.begin(new_slot=intake.made_slot))
+        self._begun.set()
+        while not self._stop.is_set():
+            self._turn()
+
+    def _turn(self) -> None:
+        parts = self._parts
+        parts.lease.check()
+        self._check_intake()
+        parts.log.wait_for_change(parts.lanes.routed, _IDLE_SECONDS)
+        unfollowed = parts.lanes.route()
+        parts.dispatcher.tick()
+        parts.joiner.look(hurry=any(parts.tables.get(oid) is None for oid in unfollowed))
+        now = time.monotonic()
+        if now - self._asked >= _REQUEST_SECONDS:
+            self._asked = now
+            parts.requests.look()
+        self.status()  # for the metrics, whether or not anyone looks
+        self._share_cores()
+        self._retire()
+        if now - self._saved >= _SAVE_SECONDS:
+            self._saved = now
+            parts.tables.save()
+
+    # How it goes.
+
+    def status(self) -> PipelineStatus:
+        log, lanes = self._parts.log, self._parts.lanes
+        states = tuple(self._as_of_now(state) for state in self._parts.tables.all())
+        active = [state for state in states if not state.waits_for_operator]
+        if active:
+            applied = min(state.position if state.followed else Lsn(0) for state in active)
+        else:
+            applied = lanes.routed if self.begun else Lsn(0)
+        status = PipelineStatus(
+            states,
+            self._parts.intake.wal_end,
+            log.end,
+            applied,
+            max((state.lag_seconds for state in states), default=0.0),
+        )
+        self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
+        self._metrics.end_to_end_lag_seconds.set(status.lag_seconds)
+        self._metrics.set_phases({state.name: state.phase for state in states})
+        return status
+
+    def _as_of_now(self, state: TableState) -> TableState:
+        progress = self._parts.lanes.progress(state.schema.oid)
+        if progress is None:
+            return state
+        position, lag = progress
+        return replace(state, position=max(position, state.position), lag_seconds=lag)
+
+    # The slot.
+
+    def _check_intake(self) -> None:
+        try:
+            self._parts.intake.check()
+        except SlotLost as error:
+            if self._settings.source.on_slot_lost != "resync":
+                self._metrics.slot_invalidations.inc()
+                raise
+            lost = error
+        else:
+            return
+        self._when_source_is_there(lambda: self._begin_anew(lost))
+
+    def _begin_anew(self, lost: SlotLost) -> None:
+        """The slot is lost, and changes with it: everything is copied again under a new one."""
+        parts = self._parts
+        parts.intake.stop()
+        for state in parts.tables.all():
+            while not parts.dispatcher.withdraw(state.schema.oid):
+                parts.syncer.cancel()
+                if self._stop.wait(_PAUSE_SECONDS):
+                    return
+        parts.snapshots.close()
+        parts.intake.make_slot(lost)
+        parts.lanes.restart()
+        parts.joiner.begin(new_slot=True)
+        parts.intake.start()
+
+    # Sharing what there is.
+
+    def _share_cores(self) -> None:
+        """A copy beside tables that are followed leaves them a core to go on with."""
+        limit = min(self._settings.max_copy_connections, self._cores)
+        if any(state.followed for state in self._parts.tables.all()):
+            limit = min(limit, max(1, self._cores - 1))
+        self._parts.connections.limit = limit
+
+    def _retire(self) -> None:
+        """Let go of applied segments by age, or at once when they keep new ones out."""
+        log = self._parts.log
+        if log.has_room:
+            log.retire(self._needed(), self._settings.log.retain_seconds)
+            return
+        log.retire(self._needed(), 0)
+        if not log.has_room:
+            self._give_up_oldest()
+
+    def _needed(self) -> Lsn:
+        """Who is followed, is copied or comes back needs what the log has after this."""
+        needed = [self._parts.lanes.routed]
+        snapshot = self._parts.snapshots.oldest()
+        if snapshot is not None:
+            needed.append(snapshot)
+        for state in self._parts.tables.all():
+            given_up = state.error is not None and state.error.retry.kind is RetryKind.NONE
+            if state.position and not given_up:
+                needed.append(self._as_of_now(state).position)
+        return min(needed)
+
+    def _give_up_oldest(self) -> None:
+        """The log is full, and receiving waits: a table that was set aside must not stop all."""
+        needed = self._needed()
+        for state in self._parts.tables.all():
+            if state.error is None or state.position != needed:
+                continue
+            oid = state.schema.oid
+            self._parts.log.break_off(oid)
+            self._parts.tables.give_up_changes(
+                oid,
+                "The log is full, and no longer keeps this table's changes: copy it again with "
+                f"`walflow resync {state.name}`.",
+            )
+            _logger.warning(
+                "the log is full; it no longer keeps the changes of a table that was set aside",
+                table=str(state.name),
+            )
+
+    def _when_source_is_there(self, work: Callable[[], None]) -> None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, SourceError) and error.retry
+            ),
+            stop=tenacity.stop_when_event_set(self._stop),
+            wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
+            sleep=self._sleep,
+            before_sleep=_tell,
+            reraise=True,
+        )
+        retrying(work)
+
+    def _sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+
+def _tell(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    _logger.warning("the source cannot be read; trying again", error=str(error))

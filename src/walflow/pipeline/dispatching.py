@@ -1,0 +1,123 @@
+"""Who has which table: the syncer, a lane, or nobody because it was set aside."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from walflow.changelog import ChangeLog
+from walflow.destinations.base import Destination, Positioned
+from walflow.errors import WalflowError
+from walflow.model import Phase
+from walflow.pipeline.lanes import Lanes
+from walflow.pipeline.syncing import SYNCED_PHASES, Syncer
+from walflow.pipeline.tables import Tables, TableState
+from walflow.states import RetryKind
+
+__all__ = ["Dispatcher"]
+
+_logger = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Used by the coordinating thread, but for ``failed`` and ``outgrown``."""
+
+    def __init__(
+        self,
+        log: ChangeLog,
+        destination: Destination,
+        tables: Tables,
+        syncer: Syncer,
+        lanes: Lanes,
+    ) -> None:
+        self._log = log
+        self._destination = destination
+        self._tables = tables
+        self._syncer = syncer
+        self._lanes = lanes
+
+    def dispatch(self, oid: int, size: int = 0) -> None:
+        """Hand the table to whoever its phase says."""
+        state = self._tables.get(oid)
+        if state is None or state.phase in (Phase.ERRORED, Phase.SYNC_WAIT):
+            return  # `tick` sees to these
+        if state.phase not in SYNCED_PHASES and not self._covered(state):
+            _logger.warning(
+                "changes are missing in the log; the table is copied again",
+                table=str(state.name),
+                position=str(state.position),
+            )
+            state = self._tables.start_over(oid)
+        if state.phase in SYNCED_PHASES:
+            self._syncer.put(oid, size)
+        else:
+            self._lanes.enter(oid)
+
+    def has(self, oid: int) -> bool:
+        """Whether someone works on the table."""
+        return self._syncer.has(oid) or self._lanes.progress(oid) is not None
+
+    def withdraw(self, oid: int) -> bool:
+        """Take the table away from whoever has it; False if that takes a while: ask again."""
+        return self._syncer.remove(oid) and self._lanes.leave(oid)
+
+    def tick(self) -> None:
+        """What time brings: snapshots that the log has passed, attempts that are due."""
+        self._syncer.tick()
+        for state in self._tables.all():
+            oid = state.schema.oid
+            waits = state.phase is Phase.SYNC_WAIT
+            due = state.error is not None and _is_due(state)
+            if not (waits or due) or self._syncer.has(oid):
+                continue
+            if waits and self._log.end >= state.position:
+                self._tables.move(oid, Phase.CATCHUP)
+                self._lanes.enter(oid)
+            elif due:
+                _logger.info("trying a table again", table=str(state.name), attempt=state.attempts)
+                self.retry(oid)
+
+    def retry(self, oid: int) -> TableState:
+        """A table that was set aside goes on where it failed."""
+        state = self._tables.retry(oid)
+        self.dispatch(oid)
+        return state
+
+    def failed(self, oid: int, error: Exception) -> None:
+        """Set the table aside. From the threads that work."""
+        state = self._tables.fail(oid, error)
+        assert state.error is not None
+        retry = state.error.retry
+        _logger.warning(
+            "a table was set aside",
+            table=str(state.name),
+            error=state.error.reason,
+            code=state.error.code,
+            hint=state.error.hint,
+            phase=state.error.phase.value,
+            attempts=state.attempts,
+            next_attempt_seconds=None if retry.at is None else round(retry.at - time.time(), 1),
+        )
+
+    def _covered(self, state: TableState) -> bool:
+        oid = state.schema.oid
+        if self._log.covers(oid, state.position):
+            return True
+        if not isinstance(self._destination, Positioned):
+            return False
+        # The store's position is a hint, and may be old.
+        try:
+            applied = self._destination.applied(state.destination_schema)
+        except WalflowError:
+            return True  # the lane meets it again, and sets the table aside
+        if applied is None or not self._log.covers(oid, applied):
+            return False
+        self._tables.update(oid, position=applied)
+        return True
+
+
+def _is_due(state: TableState) -> bool:
+    assert state.error is not None
+    retry = state.error.retry
+    return retry.kind is RetryKind.TIMED and (retry.at is None or retry.at <= time.time())

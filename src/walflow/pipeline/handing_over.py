@@ -1,0 +1,43 @@
+"""From the copy's files to the destination's table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from walflow.destinations.base import AdoptsFiles, Destination, Positioned, SwapsTables
+from walflow.model import TableName, TableSchema
+from walflow.pipeline.reading import ReadCopy
+from walflow.spark.copies import read_copy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["hand_over"]
+
+SHADOW = "__walflow_new"
+
+
+def hand_over(
+    destination: Destination, spark: SparkSession, table: TableSchema, copy: ReadCopy
+) -> None:
+    """Make the destination's table from the copy, in the way that shows readers least of it.
+
+    May be repeated, whether it failed or not. ``table`` has the destination's name.
+    """
+    if isinstance(destination, AdoptsFiles):
+        destination.adopt_files(table, copy.files, copy.position, copy.exact)
+        return
+    swaps = isinstance(destination, SwapsTables)
+    target = replace(table, name=_shadow(table.name)) if swaps else table
+    destination.truncate_table(target)
+    rows = read_copy(spark, [str(path) for path in copy.files], table, copy.exact)
+    destination.write_table_rows(target, rows)
+    if isinstance(destination, Positioned):
+        destination.mark_applied(target, copy.position)
+    if isinstance(destination, SwapsTables):
+        destination.swap_table(target, table)
+
+
+def _shadow(name: TableName) -> TableName:
+    return TableName(name.schema, name.name + SHADOW)

@@ -1,0 +1,128 @@
+"""What comes in: the slot, and those who read it into the log."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from walflow.changelog import ChangeLog
+from walflow.config import Settings
+from walflow.errors import SlotLost
+from walflow.model import Lsn
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.describing import Describer
+from walflow.pipeline.published import Published
+from walflow.pipeline.receiving import Receiver, Source
+from walflow.pipeline.snapshots import NewSlot, Snapshots
+from walflow.pipeline.writing import LogWriter
+from walflow.source.connection import connect
+from walflow.source.pgoutput import Decoder
+from walflow.source.slots import drop_slot
+from walflow.source.wire import Replication
+
+__all__ = ["Intake"]
+
+_logger = structlog.get_logger(__name__)
+
+
+class Intake:
+    """Makes the slot, and reads it from ``start`` to ``stop``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        application: str,
+        log: ChangeLog,
+        published: Published,
+        snapshots: Snapshots,
+        metrics: PipelineMetrics,
+        *,
+        waiting: Callable[[], int],
+        cancelled: threading.Event,
+    ) -> None:
+        """``waiting`` says how many sealed segments have not been applied."""
+        self._settings = settings
+        self._uri = settings.source.uri.get_secret_value()
+        self._application = application
+        self._log = log
+        self._published = published
+        self._snapshots = snapshots
+        self._metrics = metrics
+        self._waiting = waiting
+        self._cancelled = cancelled
+        self._reading: contextlib.ExitStack | None = None
+        self._receiver: Receiver | None = None
+        self.made_slot = False
+        """Whether the slot is a new one, and says nothing of the time before."""
+
+    def make_slot(self, lost: SlotLost | None = None) -> None:
+        """Make the slot, in the place of one that is of no use any more; the log begins with it,
+        and its snapshot serves the copies."""
+        slot = self._settings.slot
+        if lost is not None:
+            self._metrics.slot_invalidations.inc()
+            _logger.warning("making a new slot; tables are copied again", reason=str(lost))
+            self.drop_slot()
+        before = {table.schema.oid: table.membership for table in self._published.read()}
+        replication = Replication(self._uri, application_name=self._application)
+        try:
+            created = replication.create_slot(
+                slot,
+                failover=self._settings.source.failover,
+                cancelled=self._cancelled.is_set,
+            )
+            self.made_slot = True
+            self._log.restart(created.consistent_point)
+        except BaseException:
+            replication.close()
+            raise
+        self._snapshots.offer(NewSlot(replication, created, before))
+        _logger.info("made the slot", slot=slot, position=str(created.consistent_point))
+
+    def drop_slot(self) -> None:
+        with connect(self._uri, application_name=self._application) as connection:
+            drop_slot(connection, self._settings.slot)
+
+    def start(self) -> None:
+        settings = self._settings
+        describer = Describer(self._uri, self._application, self._log, settings.types)
+        writer = LogWriter(
+            self._log,
+            Decoder(describer.describe),
+            self._metrics,
+            fill_seconds=settings.log.fill_ms / 1000,
+            segment_bytes=settings.log.segment_bytes,
+            waiting=self._waiting,
+        )
+        source = Source(
+            self._uri,
+            settings.slot,
+            settings.source.publication,
+            self._application,
+            settings.source.backlog_bytes,
+        )
+        self._receiver = Receiver(source, self._log, writer, self._metrics)
+        self._reading = contextlib.ExitStack()
+        self._reading.callback(describer.close)
+        writer.start()
+        self._receiver.start()
+        self._reading.callback(self._receiver.stop)
+
+    def stop(self) -> None:
+        """Make durable and acknowledge what came. Repeats safely."""
+        if self._reading is not None:
+            self._reading.close()
+
+    def check(self) -> None:
+        """Raise what ended the reading, if it ended by itself."""
+        if self._receiver is not None:
+            self._receiver.check()
+
+    @property
+    def wal_end(self) -> Lsn:
+        """How far the source's log reached when last heard of."""
+        heard = Lsn(0) if self._receiver is None else self._receiver.wal_end
+        return max(heard, self._log.end)

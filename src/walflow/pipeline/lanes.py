@@ -1,0 +1,344 @@
+"""Lanes: every table goes through the log at its own pace.
+
+What is sealed in the log is routed to the lanes of the tables that it concerns. A lane has at
+most one job at a time, which takes all that waits for its table, so a table that is slow, or
+fails, or is catching up, holds up no other. A table that nothing waits for costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.changelog import ChangeLog, LogFile, Segment
+from walflow.destinations.base import Destination, Events, Positioned, TableChanges
+from walflow.errors import WalflowError
+from walflow.failpoints import failpoint
+from walflow.model import ChangeStats, Lsn, Phase, Span
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.tables import Tables, TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Lanes", "Outgrown"]
+
+_READY_AT_ONCE = 8
+_QUICK_RETRY_SECONDS = 0.5
+
+_logger = structlog.get_logger(__name__)
+
+
+class Outgrown(Exception):
+    """The destination's table can no longer be brought up to date by changes alone."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A table's part of one segment."""
+
+    span: Span
+    commit_time: int
+    files: tuple[LogFile, ...]
+
+
+@dataclass(slots=True)
+class _Lane:
+    waiting: list[_Stretch] = field(default_factory=list)
+    oldest: int = 0
+    """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
+    running: bool = False
+    left: bool = False
+    """Nothing more is to be applied."""
+    verified: bool = False
+    """Whether the destination has been asked for its position."""
+
+
+class Lanes:
+    """All calls may come from several threads; ``route`` from one only."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        log: ChangeLog,
+        destination: Destination,
+        tables: Tables,
+        metrics: PipelineMetrics,
+        *,
+        catching_up_at_once: int,
+        outgrown: Callable[[int, str], None],
+        failed: Callable[[int, Exception], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """``outgrown``, ``failed`` and ``fatal`` are told from the jobs' threads, after the lane
+        was left."""
+        self._spark = spark
+        self._log = log
+        self._destination = destination
+        self._tables = tables
+        self._metrics = metrics
+        self._outgrown = outgrown
+        self._failed = failed
+        self._fatal = fatal
+        self._lock = threading.Lock()
+        self._lanes: dict[int, _Lane] = {}
+        self._routed = log.end
+        self._stop = threading.Event()
+        # Apart, so that many tables that catch up leave room for those that have.
+        self._ready = ThreadPoolExecutor(_READY_AT_ONCE, thread_name_prefix="walflow-apply")
+        self._catching_up = ThreadPoolExecutor(
+            catching_up_at_once, thread_name_prefix="walflow-catchup"
+        )
+
+    # Who is followed.
+
+    def enter(self, oid: int, *, verified: bool = False) -> None:
+        """Follow the table from its position on; ``verified``: the destination has just told it."""
+        with self._lock:
+            state = self._tables.get(oid)
+            assert state is not None
+            assert oid not in self._lanes, f"{state.name} is followed already"
+            lane = self._lanes[oid] = _Lane(verified=verified)
+            self._fill(lane, oid, state.position)
+        # Also when nothing waits: the job makes it Ready.
+        self._start(oid)
+
+    def leave(self, oid: int) -> bool:
+        """Stop following; False if a job of the table is still running: ask again later."""
+        with self._lock:
+            lane = self._lanes.get(oid)
+            if lane is None:
+                return True
+            lane.left = True
+            lane.waiting.clear()
+            if lane.running:
+                return False
+            del self._lanes[oid]
+            return True
+
+    def route(self) -> set[int]:
+        """Hand what the log has got since the last call to the tables' lanes.
+
+        Returns the oids of tables that are not followed, but have changes.
+        """
+        strangers: set[int] = set()
+        touched: set[int] = set()
+        with self._lock:
+            # In this order: a segment that is sealed in between must not count as routed.
+            end = self._log.end
+            for segment in self._log.segments(self._routed):
+                end = max(end, segment.span.upto)
+                for oid in {file.table for file in segment.files}:
+                    lane = self._lanes.get(oid)
+                    if lane is None:
+                        strangers.add(oid)
+                    elif not lane.left:
+                        self._append(lane, oid, segment)
+                        touched.add(oid)
+            self._routed = max(self._routed, end)
+        for oid in touched:
+            self._start(oid)
+        return strangers
+
+    def restart(self) -> None:
+        """The log has begun anew. Nobody may be followed."""
+        with self._lock:
+            assert not self._lanes
+            self._routed = self._log.end
+
+    def _fill(self, lane: _Lane, oid: int, position: Lsn) -> None:
+        lane.waiting.clear()
+        for segment in self._log.segments(position, self._routed, oid):
+            self._append(lane, oid, segment)
+
+    def _append(self, lane: _Lane, oid: int, segment: Segment) -> None:
+        if not lane.waiting and not lane.running:
+            lane.oldest = segment.commit_time
+        files = tuple(file for file in segment.files if file.table == oid)
+        lane.waiting.append(_Stretch(segment.span, segment.commit_time, files))
+
+    # How far they are.
+
+    @property
+    def routed(self) -> Lsn:
+        """All of the log up to here is in the destination, or in a lane, or concerns nobody."""
+        return self._routed
+
+    def progress(self, oid: int) -> tuple[Lsn, float] | None:
+        """The table's position, and the age of what it lacks in seconds; None: not followed."""
+        with self._lock:
+            lane = self._lanes.get(oid)
+            if lane is None:
+                return None
+            if not lane.waiting and not lane.running:
+                return self._routed, 0.0
+            oldest = lane.oldest
+        state = self._tables.get(oid)
+        position = Lsn(0) if state is None else state.position
+        return position, max(0.0, time.time() - oldest / 1e6) if oldest else 0.0
+
+    # Jobs.
+
+    def _start(self, oid: int) -> None:
+        state = self._tables.get(oid)
+        pool = self._ready if state is not None and state.phase is Phase.READY else None
+        with self._lock:
+            lane = self._lanes.get(oid)
+            if lane is None or lane.running or lane.left or self._stop.is_set():
+                return
+            lane.running = True
+            job = (pool or self._catching_up).submit(self._run, oid, lane)
+        job.add_done_callback(self._check)
+
+    def _check(self, job: Future[None]) -> None:
+        if (error := job.exception()) is not None:
+            self._fatal(error)
+
+    def _run(self, oid: int, lane: _Lane) -> None:
+        try:
+            while self._apply_waiting(oid, lane):
+                pass
+            self._idle(oid, lane)
+        except Outgrown as outgrown:
+            self._end(oid, lane)
+            self._outgrown(oid, outgrown.reason)
+        except Exception as error:
+            if not self._end(oid, lane):
+                self._failed(oid, error)
+        else:
+            return
+
+    def _end(self, oid: int, lane: _Lane) -> bool:
+        """The lane is left; True if it had been left before, so that nobody cares how it ended."""
+        with self._lock:
+            was_left, lane.left, lane.running = lane.left, True, False
+            self._lanes.pop(oid, None)
+            return was_left
+
+    def _idle(self, oid: int, lane: _Lane) -> None:
+        """The job ends; more may have come just now."""
+        with self._lock:
+            lane.running = False
+            lane.oldest = lane.waiting[0].commit_time if lane.waiting else 0
+            if lane.left:
+                self._lanes.pop(oid, None)
+                return
+            more = bool(lane.waiting) and not self._stop.is_set()
+        if more:
+            self._start(oid)
+
+    def _apply_waiting(self, oid: int, lane: _Lane) -> bool:
+        """Apply what waits; whether to look again."""
+        state = self._tables.get(oid)
+        if state is None or self._stop.is_set():
+            return False
+        if lane.waiting and not lane.verified:
+            self._verify(state, lane)
+            state = self._tables.get(oid) or state
+        with self._lock:
+            stretches, lane.waiting = lane.waiting, []
+            if lane.left:
+                return False
+            routed = self._routed
+            if stretches:
+                lane.oldest = stretches[0].commit_time
+        stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
+        if not stretches:
+            self._settle(state, routed)
+            return False
+        self._apply(state, stretches)
+        return True
+
+    def _verify(self, state: TableState, lane: _Lane) -> None:
+        """The store's position is a hint: the destination knows."""
+        if isinstance(self._destination, Positioned):
+            applied = self._destination.applied(state.destination_schema)
+            if applied is None:
+                raise Outgrown("the destination has no complete copy of it")
+            if not self._log.covers(state.schema.oid, applied):
+                raise Outgrown("the log no longer has all that the destination lacks")
+            if applied != state.position:
+                self._tables.update(state.schema.oid, position=applied)
+                with self._lock:
+                    if not lane.left:
+                        self._fill(lane, state.schema.oid, applied)
+        lane.verified = True
+
+    def _settle(self, state: TableState, routed: Lsn) -> None:
+        """Nothing waits: the table has met the others."""
+        if state.phase is Phase.CATCHUP:
+            failpoint("apply.caught_up", state.name)
+            position = max(state.position, routed)
+            state = self._tables.move(state.schema.oid, Phase.SYNC_DONE, position=position)
+        if state.phase is Phase.SYNC_DONE:
+            failpoint("apply.sync_done", state.name)
+            self._tables.move(state.schema.oid, Phase.READY, attempts=0)
+
+    def _apply(self, state: TableState, stretches: list[_Stretch]) -> None:
+        files = [file for stretch in stretches for file in stretch.files]
+        for file in files:
+            self._check_form(state, file)
+        stats = sum((file.stats for file in files), ChangeStats())
+        span = Span(state.position, stretches[-1].span.upto)
+        paths = tuple(str(self._log.folder / file.path) for file in files)
+        changes = TableChanges(state.destination_schema, paths, stats, self._spark)
+        if stretches[0].span.after < state.position:
+            # A segment may begin before the snapshot that the table was copied under.
+            changes = changes.since(state.position)
+        events = Events(span, (changes,))
+        began = time.monotonic()
+        failpoint("apply.write", state.name)
+        self._write(state, events)
+        failpoint("apply.written", state.name)
+        self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
+        self._metrics.events_processed(state.name).inc(stats.rows)
+        updated = self._tables.update(
+            state.schema.oid,
+            position=span.upto,
+            changes_applied=state.changes_applied + stats.rows,
+            attempts=0,
+        )
+        if updated is not None and not isinstance(self._destination, Positioned):
+            # Nobody else remembers it: what is not stored is delivered again.
+            self._tables.save(updated.schema.oid)
+
+    def _write(self, state: TableState, events: Events) -> None:
+        try:
+            self._destination.write_events(events)
+        except Exception as error:
+            if isinstance(error, WalflowError) and not error.retry:
+                raise
+            self._metrics.worker_failed("apply", error)
+            _logger.warning(
+                "a table's changes were not written; trying again",
+                table=str(state.name),
+                error=str(error),
+            )
+            if self._stop.wait(_QUICK_RETRY_SECONDS):
+                raise
+            self._destination.write_events(events)
+
+    def _check_form(self, state: TableState, file: LogFile) -> None:
+        if not self._log.schema(file.table, file.version).same_form(state.schema):
+            raise Outgrown("its form has changed")
+        if file.stats.incomplete:
+            raise Outgrown(
+                "a row came to match the row filter, and Postgres did not send all of it "
+                "(REPLICA IDENTITY FULL avoids this)"
+            )
+
+    def close(self) -> None:
+        """Let the jobs that run finish what they write, and start no others."""
+        self._stop.set()
+        self._ready.shutdown()
+        self._catching_up.shutdown()

@@ -1,0 +1,90 @@
+"""What operators ask for, from this process or through the store."""
+
+from __future__ import annotations
+
+import structlog
+
+from walflow.errors import NothingToRollBack, RequestRefused, UnknownTable, WalflowError
+from walflow.model import Phase, TableName
+from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.joining import Joiner
+from walflow.pipeline.tables import Tables, TableState
+from walflow.states import RetryKind
+from walflow.stores.base import Action, RequestStore
+
+__all__ = ["Requests"]
+
+_logger = structlog.get_logger(__name__)
+
+
+class Requests:
+    """Used by the coordinating thread."""
+
+    def __init__(
+        self, store: RequestStore, tables: Tables, dispatcher: Dispatcher, joiner: Joiner
+    ) -> None:
+        self._store = store
+        self._tables = tables
+        self._dispatcher = dispatcher
+        self._joiner = joiner
+
+    def look(self) -> None:
+        """Do what was asked for. What has to wait for a table's job is done at a later call."""
+        for request in self._store.open_requests():
+            try:
+                outcome = self._do(request.action, request.table)
+            except WalflowError as error:
+                hint = f" {error.hint}" if error.hint else ""
+                self._store.finish_request(request.id, f"{error.message}{hint}", refused=True)
+                continue
+            if outcome is not None:
+                _logger.info("done as asked", action=request.action.value, outcome=outcome)
+                self._store.finish_request(request.id, outcome)
+
+    def _do(self, action: Action, name: TableName) -> str | None:
+        """What came of it; None if it has to wait."""
+        state = self._tables.find(name)
+        if state is None:
+            raise UnknownTable(
+                f"The pipeline has no table {name}.", hint="walflow status lists its tables."
+            )
+        match action:
+            case Action.RETRY:
+                return self._retry(state)
+            case Action.ROLLBACK:
+                return self._roll_back(state)
+            case Action.RESYNC:
+                return self._resync(state)
+
+    def _retry(self, state: TableState) -> str:
+        if state.error is None:
+            raise RequestRefused(
+                f"{state.name} was not set aside: its phase is {state.phase}.",
+                hint=f"To copy it again: walflow resync {state.name}",
+            )
+        if state.error.retry.kind is RetryKind.NONE:
+            raise RequestRefused(
+                f"Trying {state.name} again cannot help: {state.error.hint}",
+                hint=f"walflow resync {state.name}",
+            )
+        after = self._dispatcher.retry(state.schema.oid)
+        return f"{state.name} is tried again from {after.phase}"
+
+    def _roll_back(self, state: TableState) -> str | None:
+        if not self._dispatcher.withdraw(state.schema.oid):
+            return None
+        try:
+            after = self._tables.roll_back(state.schema.oid)
+        except NothingToRollBack:
+            self._dispatcher.dispatch(state.schema.oid)
+            raise
+        if after.phase is Phase.ERRORED:
+            return f"{state.name} is set aside again, as it was before"
+        self._dispatcher.dispatch(state.schema.oid)
+        return f"{state.name} went back from {state.phase} to {after.phase}"
+
+    def _resync(self, state: TableState) -> str | None:
+        if not self._dispatcher.withdraw(state.schema.oid):
+            return None
+        self._joiner.resync(state.schema.oid)
+        return f"{state.name} is copied again"

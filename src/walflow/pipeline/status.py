@@ -1,0 +1,59 @@
+"""How a whole pipeline is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from walflow.errors import TablesSetAside
+from walflow.model import Lsn
+from walflow.pipeline.syncing import SYNCED_PHASES
+from walflow.pipeline.tables import TableState
+
+__all__ = ["PipelineStatus"]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """The whole pipeline, as of now."""
+
+    tables: tuple[TableState, ...]
+    wal_end: Lsn
+    """How far the source's log reached when last heard of."""
+    log_end: Lsn
+    """All up to here is durable in the change log."""
+    applied: Lsn
+    """All up to here is in the destination, of every table that does not wait for an operator; 0
+    while one is being copied."""
+    lag_seconds: float
+    """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.wal_end - self.applied)
+
+    @property
+    def set_aside(self) -> tuple[TableState, ...]:
+        """Tables that go on only when an operator has done something."""
+        return tuple(state for state in self.tables if state.waits_for_operator)
+
+    @property
+    def copying(self) -> bool:
+        """Whether a table is on its way into the destination, or comes back by itself."""
+        return any(
+            state.phase in SYNCED_PHASES
+            or (state.error is not None and not state.waits_for_operator)
+            for state in self.tables
+        )
+
+    def check_none_set_aside(self) -> None:
+        aside = self.set_aside
+        if not aside:
+            return
+        errors = [(state.name, state.error) for state in aside if state.error is not None]
+        listed = "\n".join(f"  {name}: {error.reason}" for name, error in errors)
+        hints = sorted({error.hint for _, error in errors if error.hint})
+        raise TablesSetAside(
+            f"Everything is up to date but {len(aside)} table"
+            f"{'' if len(aside) == 1 else 's'} that had to be set aside:\n{listed}",
+            hint="\n".join([*hints, "Then try again: walflow retry --all-errored"]),
+        )

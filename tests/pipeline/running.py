@@ -1,0 +1,84 @@
+"""Whole pipelines in the test's own process and Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.conftest import Database
+from walflow.config import Settings, load_settings
+from walflow.destinations.base import Destination
+from walflow.model import Phase, TableName
+from walflow.observe.metrics import Metrics
+from walflow.pipeline.pipeline import Pipeline
+from walflow.pipeline.tables import TableState
+from walflow.stores.base import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["WAIT", "catch_up", "in_source", "phase_of", "running", "settings_for", "state_of"]
+
+WAIT = 90
+
+
+def settings_for(
+    database: Database, folder: Path, log: str = "log", **overrides: object
+) -> Settings:
+    """Settings with names of the test's own; further ones with ``__`` for the dot."""
+    return load_settings(
+        None,
+        {
+            "name": "test",
+            "source.uri": database.uri,
+            "source.slot": f"slot_{database.name}",
+            "destination.uri": f"iceberg://{folder}/lake",
+            "log.folder": str(folder / log),
+            "log.fill_ms": 50,
+            "table_error_retry_delay_ms": 200,
+            **{name.replace("__", "."): value for name, value in overrides.items()},
+        },
+        environment={},
+    )
+
+
+@contextmanager
+def running(
+    settings: Settings,
+    spark: SparkSession,
+    *,
+    destination: Destination | None = None,
+    store: Store | None = None,
+    metrics: Metrics | None = None,
+    caught_up: bool = True,
+) -> Iterator[Pipeline]:
+    """A pipeline that has caught up with what was committed before (unless told otherwise)."""
+    pipeline = Pipeline(settings, metrics, spark=spark, destination=destination, store=store)
+    pipeline.start()
+    try:
+        if caught_up:
+            catch_up(pipeline)
+        yield pipeline
+    finally:
+        pipeline.shutdown()
+
+
+def catch_up(pipeline: Pipeline) -> None:
+    assert pipeline.wait_until(pipeline.source_position(), WAIT)
+
+
+def in_source(database: Database, table: str) -> list[tuple[Any, ...]]:
+    with database.connect() as connection:
+        return sorted(connection.execute(f"SELECT * FROM {table}").fetchall())
+
+
+def state_of(pipeline: Pipeline, table: str) -> TableState | None:
+    name = TableName("public", table)
+    return next((state for state in pipeline.status().tables if state.name == name), None)
+
+
+def phase_of(pipeline: Pipeline, table: str) -> Phase | None:
+    state = state_of(pipeline, table)
+    return None if state is None else state.phase

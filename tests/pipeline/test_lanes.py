@@ -1,0 +1,160 @@
+"""Tables side by side: one that fails, is slow or catches up holds up no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import Database
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import (
+    WAIT,
+    catch_up,
+    in_source,
+    phase_of,
+    running,
+    settings_for,
+    state_of,
+)
+from tests.pipeline.shelf import PositionedShelf, Shelf
+from walflow.config import Settings
+from walflow.errors import DestinationError, TablesSetAside
+from walflow.model import Phase, TableName
+from walflow.states import RetryKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+A, B = TableName("public", "a"), TableName("public", "b")
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> Settings:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "CREATE TABLE b (id int PRIMARY KEY, v text)",
+        "INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, 50) i",
+        "INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, 50) i",
+        "CREATE PUBLICATION walflow FOR TABLE a, b",
+    )
+    return settings_for(database, tmp_path)
+
+
+def assert_equal(shelf: Shelf, database: Database, *tables: str) -> None:
+    for table in tables:
+        assert shelf.rows(table) == in_source(database, table)
+
+
+@pytest.mark.parametrize("kind", [Shelf, PositionedShelf])
+def test_a_restart_goes_on_without_copying(
+    spark: SparkSession, settings: Settings, database: Database, kind: type[Shelf]
+) -> None:
+    shelf = kind()
+    with running(settings, spark, destination=shelf) as pipeline:
+        assert_equal(shelf, database, "a", "b")
+        database.execute("UPDATE a SET v = 'x' WHERE id < 5", "DELETE FROM b WHERE id < 9")
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+    database.execute("INSERT INTO a VALUES (100, 'while away')")
+    with running(settings, spark, destination=shelf) as pipeline:
+        assert_equal(shelf, database, "a", "b")
+        wait_for(lambda: phase_of(pipeline, "b") is Phase.READY, WAIT)
+    assert shelf.copies == {A: 1, B: 1}
+
+
+def test_a_table_that_fails_is_set_aside_and_comes_back(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf, broken = PositionedShelf(), threading.Event()
+
+    def refuse(table: TableName) -> None:
+        if table == A and broken.is_set():
+            raise DestinationError("the shelf of a is full", hint="make room")
+
+    shelf.before_round = refuse
+    with running(settings, spark, destination=shelf) as pipeline:
+        broken.set()
+        database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.ERRORED, WAIT)
+        database.execute("UPDATE b SET v = 'still in time'")
+        wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+        wait_for(lambda: (state_of(pipeline, "a") or pytest.fail("gone")).attempts >= 2, WAIT)
+        state = state_of(pipeline, "a")
+        assert state is not None
+        if state.error is not None:
+            assert state.error.reason == "the shelf of a is full"
+            assert state.error.hint == "make room"
+            assert state.error.retry.kind is RetryKind.TIMED
+        broken.clear()
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        state = state_of(pipeline, "a")
+        assert state is not None
+        assert state.attempts == 0
+    assert shelf.copies == {A: 1, B: 1}
+
+
+def test_after_the_last_attempt_an_operator_is_waited_for(
+    spark: SparkSession, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    settings = settings_for(
+        database, tmp_path, table_error_retry_max_attempts=1, table_error_retry_delay_ms=50
+    )
+    shelf, broken = PositionedShelf(), threading.Event()
+    broken.set()
+
+    def refuse(table: TableName) -> None:
+        if table == A and broken.is_set():
+            raise DestinationError("no copy of a", hint="make room")
+
+    shelf.before_copy = refuse
+    with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
+        with pytest.raises(TablesSetAside, match=r"public\.a: no copy of a"):
+            pipeline.wait(until_caught_up=True)
+        assert_equal(shelf, database, "b")
+        database.execute("UPDATE a SET v = 'meanwhile' WHERE id = 7")
+    # It stays so over a restart, and only the one that was asked for is tried again.
+    with running(settings, spark, destination=shelf) as pipeline:
+        assert phase_of(pipeline, "a") is Phase.ERRORED
+        broken.clear()
+        pipeline.retry(A)
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        assert_equal(shelf, database, "a", "b")
+    assert shelf.copies == {A: 1, B: 1}
+
+
+def test_a_slow_table_does_not_hold_up_the_others(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf, slow = PositionedShelf(), threading.Event()
+
+    def dawdle(table: TableName) -> None:
+        if table == A:
+            slow.wait(WAIT)
+
+    shelf.before_round = dawdle
+    with running(settings, spark, destination=shelf) as pipeline:
+        database.execute("UPDATE a SET v = 'slow'")
+        lags = []
+        for number in range(20):
+            database.execute(f"UPDATE b SET v = 'quick {number}' WHERE id = {number + 1}")
+            wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+            state = state_of(pipeline, "b")
+            assert state is not None
+            lags.append(state.lag_seconds)
+            time.sleep(0.05)
+        waiting = state_of(pipeline, "a")
+        assert waiting is not None
+        assert waiting.lag_seconds > 1
+        slow.set()
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+    print(f"b's lag while a was stuck: at most {max(lags):.2f} s")

@@ -1,0 +1,52 @@
+"""What the destination calls the source's tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from walflow.config import MappingSettings
+from walflow.errors import ConfigError, MappingConflict
+from walflow.model import TableName
+from walflow.pipeline.mapping import TableMapping, check_apart
+
+
+def mapped(source: TableName, **settings: object) -> TableName:
+    return TableMapping(MappingSettings.model_validate(settings)).destination(source)
+
+
+def test_schema_and_table_stay_apart_by_default() -> None:
+    assert mapped(TableName("a", "t")) == TableName("a", "t")
+    assert mapped(TableName("a.b", "c")) != mapped(TableName("a", "b.c"))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("lake.{schema}__{table}", TableName("lake", "sales__orders")),
+        ("{schema}_raw.{table}", TableName("sales_raw", "orders")),
+        ("one.{table}", TableName("one", "orders")),
+    ],
+)
+def test_templates(template: str, expected: TableName) -> None:
+    assert mapped(TableName("sales", "orders"), template=template) == expected
+
+
+@pytest.mark.parametrize("template", ["{table}", "a.b.{table}", "{x}.{table}", "a.{table", "a.{}"])
+def test_bad_templates_are_told_at_once(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"mapping\.template"):
+        TableMapping(MappingSettings(template=template))
+
+
+def test_explicit_names_win() -> None:
+    names = {"sales.orders": "mart.o"}
+    assert mapped(TableName("sales", "orders"), tables=names) == TableName("mart", "o")
+    assert mapped(TableName("sales", "other"), tables=names) == TableName("sales", "other")
+    with pytest.raises(ConfigError, match=r"namespace\.table"):
+        TableMapping(MappingSettings(tables={"sales.orders": "o"}))
+
+
+def test_two_sources_on_one_name_are_refused_with_both_names() -> None:
+    one, other = TableName("a", "t"), TableName("b", "t")
+    check_apart({one: one, other: other})
+    with pytest.raises(MappingConflict, match=r"a\.t and b\.t .* lake\.t"):
+        check_apart({one: TableName("lake", "t"), other: TableName("lake", "t")})

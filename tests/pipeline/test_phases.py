@@ -1,0 +1,209 @@
+"""The state machine of tables: its moves, and what is remembered of each."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from walflow.errors import (
+    ConnectionLost,
+    DestinationError,
+    DestinationForeign,
+    IllegalMove,
+    NothingToRollBack,
+    StoreError,
+)
+from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.phases import MOVES, check_move, resumed
+from walflow.pipeline.retrying import Retries, is_of_the_source
+from walflow.pipeline.tables import Tables, TableState
+from walflow.states import RetryKind, TableReplicationState
+from walflow.stores.memory import MemoryStore
+
+NAME = TableName("public", "t")
+WAY = [
+    Phase.INIT,
+    Phase.DATA_SYNC,
+    Phase.FINISHED_COPY,
+    Phase.SYNC_WAIT,
+    Phase.CATCHUP,
+    Phase.SYNC_DONE,
+    Phase.READY,
+]
+
+
+def new_tables(store: MemoryStore | None = None, **retries: float) -> Tables:
+    settings = {"delay_seconds": 10.0, "max_attempts": 3, **retries}
+    tables = Tables(
+        store or MemoryStore("p"),
+        Retries(settings["delay_seconds"], int(settings["max_attempts"])),
+    )
+    tables.add(TableState(TableSchema(1, NAME, (), ()), NAME))
+    return tables
+
+
+def go(tables: Tables, upto: Phase) -> None:
+    for phase in WAY[1 : WAY.index(upto) + 1]:
+        tables.move(1, phase)
+
+
+def test_the_way_is_the_one_that_is_named() -> None:
+    assert [phase.value for phase in WAY] == [
+        "Init",
+        "DataSync",
+        "FinishedCopy",
+        "SyncWait",
+        "Catchup",
+        "SyncDone",
+        "Ready",
+    ]
+    assert set(MOVES) == set(Phase)
+    for before, after in itertools.pairwise(WAY):
+        check_move(NAME, before, after)
+
+
+@pytest.mark.parametrize("before", list(Phase))
+def test_every_table_can_fail_and_start_over_and_no_table_can_skip(before: Phase) -> None:
+    check_move(NAME, before, Phase.ERRORED)
+    check_move(NAME, before, Phase.INIT)
+    if before is Phase.ERRORED:
+        return
+    place = WAY.index(before)
+    for after in WAY[place + 2 :]:
+        with pytest.raises(IllegalMove, match=f"from {before} to {after}"):
+            check_move(NAME, before, after)
+
+
+def test_an_illegal_move_changes_nothing() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store)
+    with pytest.raises(IllegalMove):
+        tables.move(1, Phase.READY)
+    assert [state.phase for state in store.get_table_replication_history(1)] == [Phase.INIT]
+    state = tables.get(1)
+    assert state is not None
+    assert state.phase is Phase.INIT
+
+
+class Refusing(MemoryStore):
+    """A store that is away."""
+
+    away = False
+
+    def update_table_replication_state(self, table: int, state: TableReplicationState) -> None:
+        if self.away:
+            raise StoreError("away")
+        super().update_table_replication_state(table, state)
+
+
+def test_a_move_that_is_not_remembered_does_not_happen() -> None:
+    store = Refusing("p")
+    tables = new_tables(store)
+    store.away = True
+    with pytest.raises(StoreError):
+        tables.move(1, Phase.DATA_SYNC)
+    state = tables.get(1)
+    assert state is not None
+    assert state.phase is Phase.INIT
+
+
+@pytest.mark.parametrize(
+    ("failed_in", "goes_on_in"),
+    [
+        (Phase.DATA_SYNC, Phase.DATA_SYNC),
+        (Phase.FINISHED_COPY, Phase.FINISHED_COPY),
+        (Phase.SYNC_WAIT, Phase.CATCHUP),
+        (Phase.CATCHUP, Phase.CATCHUP),
+        (Phase.READY, Phase.CATCHUP),
+    ],
+)
+def test_a_retry_goes_on_where_the_table_failed(failed_in: Phase, goes_on_in: Phase) -> None:
+    tables = new_tables()
+    go(tables, failed_in)
+    tables.update(1, position=Lsn(77))
+    failed = tables.fail(1, DestinationError("no space", hint="make some"))
+    assert failed.phase is Phase.ERRORED
+    assert failed.error is not None
+    assert (failed.error.reason, failed.error.hint) == ("no space", "make some")
+    assert failed.error.phase is failed_in
+    state = tables.retry(1)
+    assert state.phase is goes_on_in is resumed(failed_in)
+    assert state.error is None
+    assert state.position == Lsn(77)
+
+
+def test_the_attempts_are_timed_grow_and_end_with_the_operator() -> None:
+    tables = new_tables(delay_seconds=10, max_attempts=3)
+    go(tables, Phase.READY)
+    waits = []
+    for _ in range(3):
+        state = tables.fail(1, DestinationError("again"))
+        assert state.error is not None
+        assert state.error.retry.kind is RetryKind.TIMED
+        assert state.error.retry.at is not None
+        waits.append(state.error.retry.at - time.time())
+        tables.retry(1)
+    for attempt, wait in enumerate(waits):
+        assert 0.95 <= wait / (10 * 2**attempt) <= 1.2
+    state = tables.fail(1, DestinationError("again"))
+    assert state.error is not None
+    assert state.error.retry.kind is RetryKind.MANUAL
+    assert state.waits_for_operator
+    # A success makes the next failure a first one.
+    tables.retry(1)
+    tables.update(1, attempts=0)
+    state = tables.fail(1, DestinationError("again"))
+    assert state.attempts == 1
+    assert not state.waits_for_operator
+
+
+def test_what_trying_again_cannot_help_waits_for_the_operator() -> None:
+    tables = new_tables()
+    state = tables.fail(1, DestinationForeign("not ours"))
+    assert state.waits_for_operator
+    assert state.error is not None
+    assert state.error.retry.kind is RetryKind.MANUAL
+
+
+def test_trouble_of_the_source_is_no_tables_fault() -> None:
+    assert is_of_the_source(ConnectionLost("gone"))
+    assert not is_of_the_source(DestinationError("gone"))
+    assert not is_of_the_source(ValueError("gone"))
+
+
+def test_rolling_back_goes_through_the_history() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store)
+    go(tables, Phase.FINISHED_COPY)
+    tables.fail(1, DestinationError("no"))
+    assert tables.roll_back(1).phase is Phase.FINISHED_COPY
+    assert tables.roll_back(1).phase is Phase.DATA_SYNC
+    assert tables.roll_back(1).phase is Phase.INIT
+    with pytest.raises(NothingToRollBack):
+        tables.roll_back(1)
+
+
+def test_progress_is_saved_without_a_history() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store)
+    go(tables, Phase.READY)
+    before = len(store.get_table_replication_history(1))
+    for position in range(5):
+        tables.update(1, position=Lsn(position), changes_applied=position)
+        tables.save()
+    history = store.get_table_replication_history(1)
+    assert len(history) == before
+    assert (history[-1].position, history[-1].changes_applied) == (Lsn(4), 4)
+
+
+def test_a_table_that_left_is_forgotten() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store)
+    tables.forget(1)
+    tables.forget(1)
+    assert tables.update(1, rows_copied=5) is None
+    tables.save()
+    assert store.get_table_replication_states() == {}
+    assert store.get_table_mapping(1) is None
