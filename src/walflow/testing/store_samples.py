@@ -46,7 +46,13 @@ ERRORED = TableReplicationState(
         retry=RetryPolicy(RetryKind.TIMED, at=SINCE + 10.125),
         phase=Phase.CATCHUP,
     ),
-    membership=Membership(frozenset({1, 16384}), "(price > 0)", frozenset({7, 8})),
+    membership=Membership(
+        entries=frozenset({"table 16384", "schema 2200"}),
+        row_filter="(price > 0)",
+        kinds=frozenset({"insert", "update"}),
+        relations=frozenset({(16384, 0), (16390, 751)}),
+        came_empty=frozenset({16390}),
+    ),
 )
 
 
