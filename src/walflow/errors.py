@@ -263,7 +263,7 @@ class PostgresMissing(SourceError):
 class SlotForeign(SourceError):
     """The slot of that name was never ours: it belongs to something else."""
 
-    exit_code = 28
+    exit_code = 80
     default_hint = "Name another slot for this pipeline (source.slot)."
 
 

@@ -46,7 +46,7 @@ def in_one_transaction(*statements: str) -> str:
 
 LOGGED = {
     "rows": ("INSERT INTO p VALUES (2, 1)", "DELETE FROM p WHERE id = 1", "TRUNCATE p"),
-    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL", "REINDEX TABLE p1"),
+    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL p1", "REINDEX TABLE p1"),
     "columns": ("ALTER TABLE p ADD z int DEFAULT 1, ALTER x TYPE varchar", "ALTER TABLE p DROP z"),
     "names": (
         "ALTER TABLE p RENAME TO q",

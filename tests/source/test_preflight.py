@@ -18,8 +18,8 @@ from walflow.errors import (
     PublicationMissing,
     ReservedColumnName,
     ServerTooOld,
+    SlotForeign,
     SlotInUse,
-    SlotLost,
     WalflowError,
     WalLevelNotLogical,
 )
@@ -252,7 +252,7 @@ def test_a_slot_of_something_else_is_refused(any_database: Database) -> None:
         "CREATE PUBLICATION walflow", "SELECT pg_create_physical_replication_slot('walflow_test')"
     )
     try:
-        assert isinstance(refusal(any_database.uri), SlotLost)
+        assert isinstance(refusal(any_database.uri, resync_lost_slot=True), SlotForeign)
     finally:
         any_database.execute("SELECT pg_drop_replication_slot('walflow_test')")
 

@@ -6,11 +6,15 @@ import threading
 import time
 
 import pytest
+from psycopg.pq import ExecStatus
 
 from tests.conftest import Database
-from walflow.errors import SlotInUse, SlotLost
+from walflow.errors import SlotForeign, SlotInUse, SlotLost, SourceError
+from walflow.model import Lsn
 from walflow.source.connection import connect
-from walflow.source.slots import check_slot, drop_slot, read_slot
+from walflow.source.preflight import Preflight, preflight
+from walflow.source.slots import check_slot, drop_slot, drop_slots_of, read_slot, slot_loss
+from walflow.source.wire import Replication
 from walflow.testing.postgres import EmbeddedPostgres, available_versions
 
 
@@ -19,8 +23,9 @@ def test_the_life_of_a_slot(any_database: Database) -> None:
     with connect(any_database.replicator(), application_name="t") as connection:
         assert not read_slot(connection, name).exists
         check_slot(read_slot(connection, name), any_database.name)
-        with pytest.raises(SlotLost, match="is gone"):
-            check_slot(read_slot(connection, name), any_database.name, must_exist=True)
+        gone = slot_loss(read_slot(connection, name))
+        assert gone is not None
+        assert "is gone" in gone.message
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
         state = read_slot(connection, name)
         assert state.exists
@@ -34,8 +39,14 @@ def test_the_life_of_a_slot(any_database: Database) -> None:
         assert 0 < state.restart_lsn <= state.confirmed_flush
         assert state.wal_status == "reserved"
         assert state.invalidation is None
-        check_slot(state, any_database.name, must_exist=True)
-        with pytest.raises(SlotLost, match="belongs to database"):
+        assert not state.failover
+        check_slot(state, any_database.name)
+        assert slot_loss(state) is None
+        assert slot_loss(state, state.confirmed_flush) is None
+        read_by_others = slot_loss(state, Lsn(state.confirmed_flush - 1))
+        assert read_by_others is not None
+        assert "Someone else" in read_by_others.message
+        with pytest.raises(SlotForeign, match="belongs to database"):
             check_slot(state, "elsewhere")
         drop_slot(connection, name)
         drop_slot(connection, name)
@@ -49,7 +60,7 @@ def test_a_slot_of_another_plugin(any_database: Database) -> None:
         pytest.skip("this build has no contrib (test_decoding); tests/fetch_postgres.py's have")
     with connect(any_database.replicator(), application_name="t") as connection:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
-        with pytest.raises(SlotLost, match="test_decoding"):
+        with pytest.raises(SlotForeign, match="test_decoding"):
             check_slot(read_slot(connection, name), any_database.name)
 
 
@@ -86,6 +97,7 @@ def test_an_invalidated_slot_is_lost(version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with EmbeddedPostgres(version, settings=settings) as server:
         with server.connect() as admin:
+            admin.execute("CREATE PUBLICATION p")
             admin.execute("SELECT pg_create_logical_replication_slot('walflow_a', 'pgoutput')")
             for _ in range(4):
                 admin.execute("SELECT pg_switch_wal()")
@@ -95,6 +107,71 @@ def test_an_invalidated_slot_is_lost(version: int) -> None:
         with connect(server.uri, application_name="t") as connection:
             state = read_slot(connection, "walflow_a")
             assert state.wal_status == "lost"
-            with pytest.raises(SlotLost, match="invalidated") as raised:
-                check_slot(state, "postgres")
-            assert "pg_drop_replication_slot('walflow_a')" in raised.value.hint
+            check_slot(state, "postgres")
+            loss = slot_loss(state)
+            assert loss is not None
+            assert "invalidated" in loss.message
+            assert "pg_drop_replication_slot('walflow_a')" in loss.hint
+            with pytest.raises(SlotLost, match="invalidated"):
+                preflight(connection, publication="p", slot="walflow_a")
+            found = preflight(connection, publication="p", slot="walflow_a", resync_lost_slot=True)
+            assert found.lost is not None
+            assert found.lost.message == loss.message
+            # The policy makes it again under the same name.
+            assert drop_slots_of(connection, "walflow_a") == ["walflow_a"]
+            with Replication(server.uri, application_name="t") as replication:
+                replication.create_slot("walflow_a")
+            assert slot_loss(read_slot(connection, "walflow_a")) is None
+
+
+def test_a_slot_that_standbys_keep(any_database: Database) -> None:
+    name = f"{any_database.name}_slot"
+    any_database.execute("CREATE PUBLICATION walflow")
+    uri = any_database.replicator()
+    with connect(uri, application_name="t") as connection:
+
+        def check() -> Preflight:
+            return preflight(connection, publication="walflow", slot=name, failover=True)
+
+        with Replication(uri, application_name="t") as replication:
+            if any_database.server.version < 17:
+                with pytest.raises(SourceError, match="failover") as refused:
+                    check()
+                assert "Postgres 17" in refused.value.hint
+                with pytest.raises(SourceError, match="failover"):
+                    replication.create_slot(name, failover=True)
+                assert not read_slot(connection, name).exists
+                return
+            created = replication.create_slot(name, failover=True)
+            assert created.snapshot
+            state = read_slot(connection, name)
+            assert state.failover
+            assert state.confirmed_flush == created.consistent_point
+            assert not any("failover" in warning for warning in check().warnings)
+            drop_slot(connection, name)
+            replication.create_slot(name)
+            (warning,) = (w for w in check().warnings if "failover" in w)
+            alter = warning.partition("connection: ")[2].rstrip(";")
+            altered = replication._connection.pgconn.exec_(alter.encode())
+            assert altered.status == ExecStatus.COMMAND_OK
+            assert read_slot(connection, name).failover
+
+
+def test_a_pipelines_slots_go_and_no_others(any_database: Database) -> None:
+    slot = f"{any_database.name}_" + "x" * 40
+    ours = [slot, f"{slot[:40]}_copy_123", f"{slot[:48]}_bulk_77"]
+    others = [f"{slot[:40]}_copy_", f"{slot[:40]}_copies_1", f"{slot[:39]}_copy_1", f"{slot}y"]
+    with connect(any_database.replicator(), application_name="t") as connection:
+        for name in (*ours, *others):
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+        in_use = f"{slot[:40]}_copy_9"
+        with any_database.connect() as session:
+            session.execute(
+                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)", [in_use]
+            )
+            dropped = drop_slots_of(connection, slot)
+            assert dropped[0] == slot
+            assert sorted(dropped) == sorted(ours)
+            assert read_slot(connection, in_use).active
+        assert drop_slots_of(connection, slot) == []
+        assert all(read_slot(connection, name).exists for name in others)

@@ -29,7 +29,7 @@ QUIET = {
         "DELETE FROM t WHERE id > 500",
         "TRUNCATE p",
     ),
-    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL", "REINDEX SCHEMA public"),
+    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL t", "REINDEX SCHEMA public"),
     "what is not published": ("CREATE TEMP TABLE temporary (id int)", "CREATE VIEW v AS SELECT 1"),
 }
 OF_TABLES = {

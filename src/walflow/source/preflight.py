@@ -12,6 +12,7 @@ from walflow.errors import (
     NoReplicationRight,
     ReservedColumnName,
     ServerTooOld,
+    SlotLost,
     SourceError,
     WalLevelNotLogical,
 )
@@ -27,7 +28,13 @@ from walflow.source.publication import (
     require_identities,
 )
 from walflow.source.server import Server, read_server
-from walflow.source.slots import SlotState, check_slot, read_slot
+from walflow.source.slots import (
+    SlotState,
+    check_slot,
+    read_slot,
+    require_failover,
+    slot_loss,
+)
 
 __all__ = ["OLDEST_VERSION", "Preflight", "preflight"]
 
@@ -45,6 +52,8 @@ class Preflight:
     tables: tuple[PublishedTable, ...]
     """What is published; empty if the publication is still to be made."""
     warnings: tuple[str, ...]
+    lost: SlotLost | None = None
+    """The slot is there, but was given up by Postgres, and is to be made again."""
 
 
 def preflight(
@@ -56,17 +65,26 @@ def preflight(
     tables: Sequence[str] = (),
     types: TypeSettings | None = None,
     strict: bool = True,
+    failover: bool = False,
+    resync_lost_slot: bool = False,
 ) -> Preflight:
     """Check that this source can be followed by this role; changes nothing.
 
     Raises the error for the first thing that cannot work. Warnings name what works, but not as
     the operator may expect. Without ``strict``, what is wrong with single tables stays in their
-    ``problem`` and does not stop the others.
+    ``problem`` and does not stop the others; with ``resync_lost_slot``, an invalidated slot is
+    told in ``lost`` and does not stop either. ``failover``: the slot is to be one that standbys
+    keep.
     """
     server = read_server(connection)
     _check_server(server)
+    if failover:
+        require_failover(server.version)
     state = read_slot(connection, slot)
     check_slot(state, server.database)
+    lost = slot_loss(state) if state.exists else None
+    if lost is not None and not resync_lost_slot:
+        raise lost
     found = find_publication(connection, publication)
     wanted: list[TableName] = []
     published: list[PublishedTable] = []
@@ -80,11 +98,16 @@ def preflight(
         if strict:
             _check_tables(connection, published)
         warnings = _warnings(found, published)
+    if failover and state.exists and not state.failover and lost is None:
+        warnings.append(
+            f'The slot "{slot}" was made without failover: standbys do not keep it. To change it, '
+            f"on a replication connection: ALTER_REPLICATION_SLOT {slot} (FAILOVER true);"
+        )
     if not state.exists and server.free_slots <= 0:
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
     if server.free_senders <= 0:
         raise NoFreeSender("All replication connections are taken (max_wal_senders).")
-    return Preflight(server, state, found, tuple(wanted), tuple(published), tuple(warnings))
+    return Preflight(server, state, found, tuple(wanted), tuple(published), tuple(warnings), lost)
 
 
 def _check_server(server: Server) -> None:

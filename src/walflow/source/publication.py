@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from walflow.errors import ConfigError, NoReplicaIdentity, PublicationMissing
 from walflow.model import TableName, quote_identifier
@@ -14,9 +15,11 @@ from walflow.source.connection import Session, source_errors
 __all__ = [
     "Publication",
     "create_publication",
+    "drop_publication",
     "find_publication",
     "find_tables",
     "identity_sql",
+    "made_by_walflow",
     "publication_sql",
     "read_publication",
     "require_identities",
@@ -96,10 +99,15 @@ def publication_sql(name: str, tables: Sequence[TableName]) -> str:
 
 
 def create_publication(
-    connection: Session, name: str, tables: Sequence[TableName] = ()
+    connection: Session,
+    name: str,
+    tables: Sequence[TableName] = (),
+    *,
+    pipeline: str | None = None,
 ) -> Publication:
     """Make the publication for these tables (all, if none); one of that name stays as it is.
 
+    A new one says in its comment which pipeline it was made for (see ``made_by_walflow``).
     Raises ``NoReplicaIdentity`` rather than making Postgres refuse the application's updates.
     """
     found = find_publication(connection, name)
@@ -108,7 +116,14 @@ def create_publication(
     require_identities(connection, tables)
     statement = publication_sql(name, tables)
     try:
-        connection.execute(statement)
+        with connection.transaction():
+            connection.execute(statement)
+            if pipeline is not None:
+                connection.execute(
+                    sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+                        sql.Identifier(name), _made_for(pipeline)
+                    )
+                )
     except psycopg.errors.DuplicateObject:
         pass
     except psycopg.errors.InsufficientPrivilege as error:
@@ -120,6 +135,26 @@ def create_publication(
         with source_errors(f'create publication "{name}"'):
             raise
     return read_publication(connection, name)
+
+
+@source_errors("see who made the publication")
+def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
+    """Whether there is such a publication, and walflow made it for this pipeline."""
+    row = connection.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s",
+        [name],
+    ).fetchone()
+    return row is not None and row[0] == _made_for(pipeline)
+
+
+def drop_publication(connection: Session, name: str) -> None:
+    """Drop the publication; nothing if there is none."""
+    with source_errors(f'drop the publication "{name}"'):
+        connection.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}")
+
+
+def _made_for(pipeline: str) -> str:
+    return f'made by walflow for the pipeline "{pipeline}"'
 
 
 @source_errors("look up the tables")

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 import psycopg
 
-from walflow.errors import SlotInUse, SlotLost
+from walflow.errors import SlotForeign, SlotInUse, SlotLost, SourceError
 from walflow.model import Lsn
 from walflow.source.connection import Session, source_errors
 
-__all__ = ["SlotState", "check_slot", "drop_slot", "read_slot"]
+__all__ = [
+    "SlotState",
+    "check_slot",
+    "drop_slot",
+    "drop_slots_of",
+    "read_slot",
+    "require_failover",
+    "slot_loss",
+]
 
 _PLUGIN = "pgoutput"
 
@@ -33,12 +41,15 @@ class SlotState:
     wal_status: str | None = None
     invalidation: str | None = None
     """Why Postgres has given the slot up, or None while it is good."""
+    failover: bool = False
+    """Whether standbys keep it too (Postgres 17 and newer)."""
 
 
 @source_errors("read the replication slot")
 def read_slot(connection: Session, name: str) -> SlotState:
     """The slot as it is now; ``exists`` is False if there is none of that name."""
     version = connection.info.server_version
+    failover = "s.failover" if version >= 170000 else "false"
     if version >= 170000:
         reason = "s.invalidation_reason"
     elif version >= 160000:
@@ -48,7 +59,7 @@ def read_slot(connection: Session, name: str) -> SlotState:
     row = connection.execute(
         "SELECT s.slot_type = 'logical', s.plugin, s.database, s.temporary, s.active,"
         "       s.active_pid, a.application_name, s.restart_lsn::text,"
-        f"      s.confirmed_flush_lsn::text, s.wal_status, {reason}"
+        f"      s.confirmed_flush_lsn::text, s.wal_status, {reason}, {failover}"
         "  FROM pg_replication_slots AS s"
         "  LEFT JOIN pg_stat_activity AS a ON a.pid = s.active_pid"
         " WHERE s.slot_name = %s",
@@ -57,7 +68,7 @@ def read_slot(connection: Session, name: str) -> SlotState:
     if row is None:
         return SlotState(name)
     logical, plugin, slot_database, temporary, active, pid, application = row[:7]
-    restart, confirmed, wal_status, invalidation = row[7:]
+    restart, confirmed, wal_status, invalidation, kept_by_standbys = row[7:]
     if wal_status == "lost" and invalidation is None:
         invalidation = "the log it needs was removed"
     return SlotState(
@@ -74,46 +85,66 @@ def read_slot(connection: Session, name: str) -> SlotState:
         confirmed_flush=None if confirmed is None else Lsn.parse(confirmed),
         wal_status=wal_status,
         invalidation=invalidation,
+        failover=kept_by_standbys,
     )
 
 
-def check_slot(state: SlotState, database: str, *, must_exist: bool = False) -> None:
-    """Raise ``SlotLost`` if the slot cannot serve this database, ``SlotInUse`` if it is read.
+def require_failover(server_version: int) -> None:
+    """Raise ``SourceError`` if this server has no slots that standbys keep."""
+    if server_version < 170000:
+        raise SourceError(
+            f"Postgres {server_version // 10000} has no slots that survive a failover.",
+            hint="Slots that standbys keep came with Postgres 17: upgrade the server, or switch "
+            "source.failover off.",
+        )
 
-    ``must_exist``: a pipeline that has a position needs the slot that guards it.
-    """
-    drop = f"SELECT pg_drop_replication_slot('{state.name.replace(chr(39), chr(39) * 2)}');"
+
+def check_slot(state: SlotState, database: str) -> None:
+    """Raise ``SlotForeign`` if this slot was never ours (nothing heals that but another name),
+    ``SlotInUse`` if it is being read. One that does not exist is fine; see ``slot_loss``."""
     if not state.exists:
-        if must_exist:
-            raise SlotLost(
-                f'The replication slot "{state.name}" is gone: what changed since is not known.',
-                hint="Start the pipeline afresh: it makes a new slot and copies the tables again.",
-            )
         return
-    other = "Name another slot for this pipeline (source.slot)."
     if not state.logical:
-        raise SlotLost(f'The replication slot "{state.name}" is a physical one.', hint=other)
+        raise SlotForeign(f'The replication slot "{state.name}" is a physical one.')
     if state.plugin != _PLUGIN:
-        raise SlotLost(
+        raise SlotForeign(
             f'The replication slot "{state.name}" belongs to the plugin {state.plugin}, '
-            f"walflow reads {_PLUGIN}.",
-            hint=other,
+            f"walflow reads {_PLUGIN}."
         )
     if state.database != database:
-        raise SlotLost(
+        raise SlotForeign(
             f'The replication slot "{state.name}" belongs to database {state.database}, '
-            f"not {database}.",
-            hint=other,
-        )
-    if state.invalidation is not None:
-        raise SlotLost(
-            f'Postgres has invalidated the replication slot "{state.name}" '
-            f"({state.invalidation}): changes that walflow has not read are gone.",
-            hint=f"Drop it ({drop}) and start the pipeline afresh, which copies the tables again. "
-            "Raise max_slot_wal_keep_size so that it does not happen again.",
+            f"not {database}."
         )
     if state.active:
         raise _in_use(state)
+
+
+def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
+    """How it came that changes are missing between what the pipeline has read (``log_end``) and
+    what this slot, which is its own, still gives; None if none are."""
+    if not state.exists or state.confirmed_flush is None:
+        return SlotLost(
+            f'The replication slot "{state.name}" is gone: what changed since is not known.',
+            hint="Let the pipeline make a new slot and copy again what may have missed changes "
+            "(source.on_slot_lost: resync).",
+        )
+    if state.invalidation is not None:
+        drop = f"SELECT pg_drop_replication_slot('{state.name.replace(chr(39), chr(39) * 2)}');"
+        return SlotLost(
+            f'Postgres has invalidated the replication slot "{state.name}" '
+            f"({state.invalidation}): changes that walflow has not read are gone.",
+            hint="Let the pipeline make a new slot and copy again what may have missed changes "
+            f"(source.on_slot_lost: resync), or drop the slot yourself ({drop}) and start again. "
+            "Raise max_slot_wal_keep_size so that it does not happen again.",
+        )
+    if log_end is not None and state.confirmed_flush > log_end:
+        return SlotLost(
+            f'Someone else has read the replication slot "{state.name}" up to '
+            f"{state.confirmed_flush}: changes since {log_end} are missing.",
+            hint="Start the pipeline again: it copies again what is missing.",
+        )
+    return None
 
 
 def drop_slot(connection: Session, name: str, *, wait_seconds: float = 10.0) -> None:
@@ -133,6 +164,31 @@ def drop_slot(connection: Session, name: str, *, wait_seconds: float = 10.0) -> 
                 time.sleep(0.1)
             else:
                 return
+
+
+@source_errors("find what temporary slots have left")
+def drop_slots_of(connection: Session, slot: str) -> list[str]:
+    """Drop a pipeline's slot and what is left of the slots that it made for a copy or for reading
+    in bulk; their names. Raises ``SlotInUse`` if the pipeline runs.
+
+    Temporary slots go with their sessions, so there is rarely something left.
+    """
+    rows = connection.execute(
+        "SELECT slot_name FROM pg_replication_slots"
+        " WHERE database = current_database() AND plugin = %(plugin)s"
+        "   AND (slot_name = %(slot)s OR NOT active AND NOT temporary"
+        "        AND slot_name ~ ANY(%(patterns)s))"
+        " ORDER BY slot_name <> %(slot)s, slot_name",
+        {
+            "plugin": _PLUGIN,
+            "slot": slot,
+            "patterns": [f"^{slot[:40]}_copy_[0-9]+$", f"^{slot[:48]}_bulk_[0-9]+$"],
+        },
+    ).fetchall()
+    names = [str(name) for (name,) in rows]
+    for name in names:
+        drop_slot(connection, name)
+    return names
 
 
 def _in_use(state: SlotState) -> SlotInUse:

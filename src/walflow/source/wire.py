@@ -26,6 +26,7 @@ from walflow.source.connection import connect
 from walflow.source.frames import Frames
 from walflow.source.protocol import POSTGRES_EPOCH
 from walflow.source.refusals import refusal
+from walflow.source.slots import require_failover
 from walflow.source.transport import Transport, open_transport
 from walflow.source.values import SESSION_OPTIONS
 
@@ -80,17 +81,25 @@ class Replication(Closing):
         self._connection.close()
 
     def create_slot(
-        self, name: str, *, temporary: bool = False, cancelled: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        *,
+        temporary: bool = False,
+        failover: bool = False,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> CreatedSlot:
         """Make a logical slot and export the snapshot of the moment from which it streams.
 
-        Postgres waits for every transaction that is open before it gives the slot.
+        Postgres waits for every transaction that is open before it gives the slot. ``failover``
+        makes it one that standbys keep; not for temporary ones.
         """
+        if failover:
+            require_failover(self._connection.info.server_version)
         kind = "TEMPORARY " if temporary else ""
-        # The parenthesised options came with 15; this form works on all.
+        # The parenthesised options came with 15; the other form works on all.
+        options = "(SNAPSHOT 'export', FAILOVER true)" if failover else "EXPORT_SNAPSHOT"
         row = self._command(
-            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {kind}"
-            "LOGICAL pgoutput EXPORT_SNAPSHOT",
+            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {kind}LOGICAL pgoutput {options}",
             f"create the slot {name}",
             cancelled,
         )
