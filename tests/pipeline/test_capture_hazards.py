@@ -119,3 +119,30 @@ def test_making_a_slot_can_be_cancelled(wide: Database) -> None:
             replication.create_slot(slot_of(wide), cancelled=stop.is_set)
         assert time.monotonic() - began < 5
     wait_for(lambda: slot_position(wide.uri, slot_of(wide)) is None, 5)
+
+
+def test_a_column_that_takes_one_of_our_names(wide: Database, tmp_path: Path) -> None:
+    """The log goes on to hold what happens to it and to all others."""
+    wide.execute("CREATE TABLE other (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE other")
+    with Capture(wide.uri, tmp_path / "log", slot=slot_of(wide)) as capture:
+        wide.execute(
+            "INSERT INTO wide VALUES (1, 'before')",
+            "ALTER TABLE wide RENAME body TO _lsn",
+            "ALTER TABLE wide RENAME id TO _seq",
+            "INSERT INTO wide VALUES (2, 'after')",
+            "UPDATE wide SET _seq = 3 WHERE _seq = 2",
+            "INSERT INTO other VALUES (1)",
+        )
+        capture.catch_up()
+        found = changes(capture.log)
+    by_name = {pairs[0][0].name.name: pairs for pairs in found.values()}
+    assert [row["id"] for _, row in by_name["other"]] == [1]
+    (before, first), (after, second), (_, third) = by_name["wide"]
+    assert before.column_names == ("id", "body")
+    assert after.column_names == ("~_seq", "~_lsn")
+    assert after.key == ("~_seq",)
+    assert not after.same_form(before)
+    assert (first["id"], first["body"]) == (1, "before")
+    assert (second["~_seq"], second["~_lsn"]) == (2, "after")
+    assert (third["~_seq"], third["_old"]) == (3, {"~_seq": 2})
+    assert first["_lsn"] < second["_lsn"] < third["_lsn"]
