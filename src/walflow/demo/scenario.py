@@ -126,7 +126,7 @@ class Demo:
                 self._stage = f"customers are shopping, {left:.0f} s left"
                 load.check()
                 self._watch(pipeline)
-                if (states := pipeline.tables.all()) and all(state.followed for state in states):
+                if (states := pipeline.status().tables) and all(state.followed for state in states):
                     load.allow_truncate()
                 time.sleep(_POLL_SECONDS)
         load.check()
@@ -146,7 +146,7 @@ class Demo:
     def _watch(self, pipeline: Pipeline) -> None:
         pipeline.check()
         if self.outcome.first_applied_seconds is None and any(
-            state.changes_applied for state in pipeline.tables.all()
+            state.changes_applied for state in pipeline.status().tables
         ):
             self.outcome.first_applied_seconds = time.monotonic() - self._began
 
