@@ -24,6 +24,8 @@ class Room:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.failpoints = ""
+        """Where commands are to fail; see walflow.failpoints."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -33,7 +35,8 @@ class Room:
         for name in ("WALFLOW_CACHE", "WALFLOW_POSTGRES"):
             if name in os.environ:
                 kept[name] = os.environ[name]
-        return kept | {"TMPDIR": str(self.path), "COLUMNS": "80"}
+        ours = {"TMPDIR": str(self.path), "COLUMNS": "80", "WALFLOW_FAILPOINTS": self.failpoints}
+        return kept | ours
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """As the leader of a process group of its own, as a shell would."""

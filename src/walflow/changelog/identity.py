@@ -16,14 +16,14 @@ from walflow.changelog.records import LogIdentity
 from walflow.errors import LogDamaged, LogForeign, LogInUse
 from walflow.model import Lsn
 
-__all__ = ["FOLDERS", "Head", "check_ours", "lock"]
+__all__ = ["FOLDERS", "HEAD", "LOCK", "Head", "check_ours", "lock"]
 
 FORMAT = 1
 FOLDERS = ("copy", "data", "journal", "schemas")
 # The pipeline's store may be here before the log is.
 _STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
-_HEAD = "log.json"
-_LOCK = "lock"
+HEAD = "log.json"
+LOCK = "lock"
 
 _ELSEWHERE = "Name another folder for this pipeline's log: --log FOLDER."
 
@@ -51,12 +51,12 @@ class Head:
             "first": self.first,
             "retired": {str(oid): int(upto) for oid, upto in self.retired.items()},
         }
-        write_atomically(folder / _HEAD, json.dumps(content, indent=2).encode() + b"\n")
+        write_atomically(folder / HEAD, json.dumps(content, indent=2).encode() + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
         """None if the folder holds no log yet."""
-        path = folder / _HEAD
+        path = folder / HEAD
         try:
             raw = json.loads(path.read_bytes())
             if raw["format"] != FORMAT:
@@ -87,7 +87,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
             hint=f"{_ELSEWHERE} If that log is no longer needed, remove its folder.",
         )
     if head is None and folder.is_dir():
-        ours = {_HEAD + TEMPORARY, _LOCK, *FOLDERS, *_STORE}
+        ours = {HEAD + TEMPORARY, LOCK, *FOLDERS, *_STORE}
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
         if strangers:
             raise LogForeign(
@@ -98,7 +98,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
 
 def lock(folder: Path) -> int:
     """Take the folder for this process; returns the descriptor that holds the lock."""
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)

@@ -14,6 +14,7 @@ from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
 from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
+from walflow.cli.drop import drop
 from walflow.cli.failures import report
 from walflow.cli.run import run
 from walflow.cli.status import status
@@ -35,7 +36,7 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-for command in (run, status, retry, rollback, resync, demo, bench):
+for command in (run, status, retry, rollback, resync, drop, demo, bench):
     walflow.add_command(command)
 
 

@@ -1,0 +1,49 @@
+"""The end of a change log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from walflow.changelog.durable import TEMPORARY, disk_errors
+from walflow.changelog.identity import FOLDERS, HEAD, LOCK, Head, lock
+from walflow.changelog.records import LogIdentity
+from walflow.errors import LogForeign
+
+__all__ = ["own_log", "remove_log"]
+
+
+def own_log(folder: Path, pipeline: str) -> LogIdentity | None:
+    """The identity of the log in the folder; None if there is none. Raises LogForeign if it is
+    another pipeline's."""
+    head = Head.load(folder)
+    if head is None:
+        return None
+    if head.identity.pipeline != pipeline:
+        raise LogForeign(
+            f"the change log {folder} belongs to {head.identity}, not to {pipeline!r}",
+            hint="Say where this pipeline's log is: --log FOLDER.",
+        )
+    return head.identity
+
+
+def remove_log(folder: Path, pipeline: str) -> bool:
+    """Remove the pipeline's log from the folder, and nothing else that is there; False if there
+    is none. Raises LogForeign, or LogInUse while it is being written. Repeats safely.
+    """
+    with disk_errors(folder):
+        if own_log(folder, pipeline) is None:
+            return False
+        descriptor = lock(folder)
+        try:
+            for name in FOLDERS:
+                if (folder / name).exists():
+                    shutil.rmtree(folder / name)
+            (folder / (HEAD + TEMPORARY)).unlink(missing_ok=True)
+            # Last: as long as it is there, the folder is known as this pipeline's log.
+            (folder / HEAD).unlink()
+            (folder / LOCK).unlink()
+        finally:
+            os.close(descriptor)
+    return True

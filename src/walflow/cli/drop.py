@@ -1,0 +1,111 @@
+"""``walflow drop``: the end of a pipeline, and of all that it made."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from walflow.config import Settings
+    from walflow.pipeline.dropping import Remains
+
+__all__ = ["drop"]
+
+
+@click.command(
+    epilog="Removed are: the replication slot; the publication, if walflow made it; the "
+    "destination's tables that are this pipeline's, unless --keep-tables; the change log; the "
+    "pipeline's state in the store. Nothing is removed while a process runs the pipeline (exit "
+    "code 72), or when the source does not answer. What is gone already is passed over: a drop "
+    "that was broken off can be repeated. Exit code 1 if it was not confirmed. " + SETTINGS_EPILOG
+)
+@pipeline_options(ends=True)
+@click.option("--keep-tables", is_flag=True, help="Leave the destination's tables as they are.")
+@click.option(
+    "--skip-source",
+    is_flag=True,
+    help="Do not ask the source, which may be gone; prints the SQL to run if it comes back.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+@debug_option
+@click.pass_context
+def drop(
+    context: click.Context,
+    /,
+    chosen: Chosen,
+    keep_tables: bool,
+    skip_source: bool,
+    yes: bool,
+) -> int:
+    """Remove a pipeline: slot, publication, tables, change log and state."""
+    from dataclasses import replace
+
+    from walflow.cli.opening import opened_store_if_any
+    from walflow.cli.processes import own_temporary_folder
+    from walflow.pipeline.dropping import (
+        drop_pipeline,
+        drop_sql,
+        find_remains,
+        remove_leftovers,
+    )
+
+    settings = chosen.settings()
+    with opened_store_if_any(settings) as store:
+        remains = find_remains(settings, store, skip_source=skip_source)
+        if keep_tables:
+            remains = replace(remains, tables=())
+        if remains:
+            for line in _listed(settings, remains):
+                click.echo(line)
+            if not (yes or _confirmed(settings)):
+                click.echo("Nothing was removed.")
+                return 1
+            with own_temporary_folder():
+                drop_pipeline(settings, store, remains, debug=is_debug(context), tell=click.echo)
+        else:
+            click.echo(f"There is nothing of the pipeline {settings.name} to remove.")
+    remove_leftovers(settings)
+    if skip_source:
+        click.echo("Left on the source; if it comes back, run there:")
+        for statement in drop_sql(settings):
+            click.echo(f"  {statement}")
+        click.echo("(The publication only if no one else uses it.)")
+    return 0
+
+
+def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
+    yield f"Of the pipeline {settings.name} these will be removed:"
+    if remains.slot is not None:
+        yield f"  the replication slot {remains.slot}"
+    if remains.publication is not None:
+        yield f"  the publication {remains.publication}"
+    if remains.source is not None:
+        for table in remains.tables:
+            yield f"  the destination's table {table.name}"
+    if remains.log is not None:
+        yield f"  the change log {remains.log}"
+    if remains.store:
+        yield "  the pipeline's state in the store"
+    if remains.tables and remains.source is None:
+        yield "These stay, because it cannot be told whether they are this pipeline's:"
+        for table in remains.tables:
+            yield f"  the destination's table {table.name}"
+
+
+def _confirmed(settings: Settings) -> bool:
+    from walflow.errors import ConfigError
+
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"Removing the pipeline {settings.name} needs a confirmation, and there is no "
+            "terminal to ask on. Nothing was removed.",
+            hint="Run it in a terminal, or say --yes.",
+        )
+    return click.confirm("Remove all this?")

@@ -1,0 +1,237 @@
+"""The end of a pipeline: finding and removing all that it made.
+
+What is removed first is what costs the source most (the slot holds its log back); the store comes
+last, because it knows what there is to remove. So a drop that was broken off can be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psycopg.conninfo import conninfo_to_dict
+
+from walflow.changelog.removing import own_log, remove_log
+from walflow.config import Settings
+from walflow.destinations import open_destination
+from walflow.destinations.base import AdoptsFiles, Destination, DropsTables, SwapsTables
+from walflow.errors import DestinationForeign
+from walflow.failpoints import failpoint
+from walflow.model import TableName, TableSchema, quote_identifier
+from walflow.pipeline.handing_over import SHADOW
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.source.connection import connect
+from walflow.source.publication import drop_publication, made_by_walflow
+from walflow.source.server import read_server
+from walflow.source.slots import drop_slots_of, read_slot
+from walflow.stores import STATE_FILE, sql_tables
+from walflow.stores.base import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Remains", "drop_pipeline", "drop_sql", "find_remains", "remove_leftovers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What there is of a pipeline."""
+
+    slot: str | None = None
+    publication: str | None = None
+    """Only if walflow made it."""
+    source: str | None = None
+    """By which the destination tells this source's tables from others; None: it is not known."""
+    tables: tuple[TableSchema, ...] = ()
+    """With the destination's names."""
+    log: Path | None = None
+    store: bool = False
+
+    def __bool__(self) -> bool:
+        found = (self.slot, self.publication, self.tables, self.log, self.store)
+        return any(found)
+
+
+def find_remains(settings: Settings, store: Store | None, *, skip_source: bool = False) -> Remains:
+    """Look at everything and touch nothing. ``store`` is None if there is none.
+
+    Raises PipelineInUse while a process runs the pipeline, LogForeign if the folder has another
+    one's log, and what keeps the source from answering, unless it is skipped.
+    """
+    with _held(store):
+        tables = () if store is None else _tables(store)
+        known = store is not None and bool(store.get_table_replication_states())
+    identity = own_log(settings.log_folder, settings.name)
+    found = Remains(
+        tables=tables,
+        log=None if identity is None else settings.log_folder,
+        store=known or bool(tables),
+    )
+    uri = settings.source.uri.get_secret_value()
+    if skip_source:
+        database = conninfo_to_dict(uri).get("dbname")
+        if identity is None or not database:
+            return found
+        return replace(found, source=f"{identity.system_id}/{database}")
+    publication = settings.source.publication
+    with connect(uri, application_name=_application(settings)) as connection:
+        server = read_server(connection)
+        slot = read_slot(connection, settings.slot)
+        made = made_by_walflow(connection, publication, settings.name)
+    # A slot of that name in another database, or for another plugin, is somebody else's.
+    is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
+    return replace(
+        found,
+        slot=settings.slot if is_ours else None,
+        publication=publication if made else None,
+        source=f"{server.system_identifier}/{server.database}",
+    )
+
+
+def _tables(store: Store) -> tuple[TableSchema, ...]:
+    store.load_table_schemas()
+    store.load_table_mappings()
+    names = store.get_table_mappings()
+    return tuple(
+        sorted(
+            (
+                replace(schema, name=names.get(schema.oid, schema.name))
+                for schema in store.get_table_schemas()
+            ),
+            key=lambda schema: schema.name,
+        )
+    )
+
+
+def drop_sql(settings: Settings) -> tuple[str, ...]:
+    """What is left to be run by hand on a source that was skipped."""
+    slot = settings.slot.replace("'", "''")
+    return (
+        f"SELECT pg_drop_replication_slot('{slot}');",
+        f"DROP PUBLICATION IF EXISTS {quote_identifier(settings.source.publication)};",
+    )
+
+
+def drop_pipeline(
+    settings: Settings,
+    store: Store | None,
+    remains: Remains,
+    *,
+    spark: SparkSession | None = None,
+    debug: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Remove what ``find_remains`` found; ``tell`` is told each step when it is done.
+
+    Raises PipelineInUse while a process runs the pipeline. What is gone meanwhile is no error.
+    Spark is started (unless a session is given) only if there are tables to drop, and before
+    anything is removed. The store has forgotten the pipeline afterwards; once it is closed,
+    ``remove_leftovers`` removes the rest.
+    """
+    with _held(store) as check, contextlib.ExitStack() as stack:
+        destination: Destination | None = None
+        if remains.tables and remains.source is not None:
+            opened = open_destination(settings, remains.source, spark=spark, debug=debug)
+            stack.callback(opened.close)
+            destination = opened.destination
+        check()
+        if remains.slot is not None or remains.publication is not None:
+            _drop_from_source(settings, remains, tell)
+        if destination is not None:
+            _drop_tables(destination, remains.tables, check, tell)
+        check()
+        if remains.log is not None and remove_log(remains.log, settings.name):
+            tell(f"removed the change log {remains.log}")
+        failpoint("drop.store", settings.name)
+        if store is not None:
+            store.drop()
+            tell("removed the pipeline's state from the store")
+
+
+def remove_leftovers(settings: Settings) -> None:
+    """Remove the store's file in the log's folder, if nothing is in it, and the folder, if then
+    it is empty. Repeats safely; the store must be closed."""
+    file = settings.log_folder / STATE_FILE
+    if settings.store.uri is None and file.exists() and _is_empty(file):
+        for suffix in ("-wal", "-shm", ""):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    # Somebody's files may be in it, or it is gone.
+    with contextlib.suppress(OSError):
+        settings.log_folder.rmdir()
+
+
+def _is_empty(file: Path) -> bool:
+    """Whether it is a store, and no pipeline has an entry in it."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        try:
+            return not any(
+                connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone()
+                for table in sql_tables.ALL
+            )
+        except sqlite3.Error:
+            return False
+
+
+def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str], None]) -> None:
+    uri = settings.source.uri.get_secret_value()
+    with connect(uri, application_name=_application(settings)) as connection:
+        if remains.slot is not None:
+            for slot in drop_slots_of(connection, remains.slot):
+                tell(f"dropped the replication slot {slot}")
+            failpoint("drop.slot", remains.slot)
+        if remains.publication is not None:
+            drop_publication(connection, remains.publication)
+            tell(f"dropped the publication {remains.publication}")
+
+
+def _drop_tables(
+    destination: Destination,
+    tables: tuple[TableSchema, ...],
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+) -> None:
+    if not isinstance(destination, DropsTables):
+        tell(f"the destination {destination.name} cannot drop tables; they stay")
+        return
+    for table in tables:
+        check()
+        _drop_table(destination, table, tell)
+
+
+def _drop_table(destination: DropsTables, table: TableSchema, tell: Callable[[str], None]) -> None:
+    failpoint("drop.table", table.name)
+    tables = [table]
+    if isinstance(destination, SwapsTables) and not isinstance(destination, AdoptsFiles):
+        # A copy that was broken off may have left one.
+        shadow = TableName(table.name.schema, table.name.name + SHADOW)
+        tables.append(replace(table, name=shadow))
+    try:
+        for one in tables:
+            destination.drop_table(one)
+    except DestinationForeign as foreign:
+        tell(f"left {table.name} alone: {foreign}")
+    else:
+        tell(f"dropped the destination's table {table.name}")
+
+
+def _application(settings: Settings) -> str:
+    return f"walflow {settings.name} drop"
+
+
+@contextmanager
+def _held(store: Store | None) -> Iterator[Callable[[], None]]:
+    """Keep other processes from running the pipeline; gives what raises if that has failed."""
+    if store is None:
+        yield lambda: None
+        return
+    keeper = LeaseKeeper(store, lambda: None)
+    keeper.acquire()
+    try:
+        yield keeper.check
+    finally:
+        keeper.release()

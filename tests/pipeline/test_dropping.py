@@ -1,0 +1,299 @@
+"""The end of a pipeline: all that it made goes, nothing else does, and it can be repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import Database
+from walflow.changelog import ChangeLog, LogIdentity
+from walflow.config import Settings, load_settings
+from walflow.destinations import open_destination
+from walflow.errors import (
+    CannotConnect,
+    FailpointReached,
+    LogForeign,
+    PipelineInUse,
+    SlotInUse,
+)
+from walflow.failpoints import set_failpoints
+from walflow.model import Column, Lsn, PgType, Phase, TableName, TableSchema
+from walflow.pipeline.dropping import (
+    Remains,
+    drop_pipeline,
+    drop_sql,
+    find_remains,
+    remove_leftovers,
+)
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.source.publication import create_publication
+from walflow.states import TableReplicationState
+from walflow.stores import open_store
+from walflow.stores.base import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+PUBLICATIONS = "SELECT pubname FROM pg_publication ORDER BY 1"
+
+
+def settings_of(database: Database, folder: Path, name: str = "shop") -> Settings:
+    return load_settings(
+        None,
+        {
+            "name": name,
+            "source.uri": database.uri,
+            "source.slot": f"{database.name}_{name}",
+            "source.publication": f"{name}_tables",
+            "destination.uri": f"iceberg://{folder / 'lake'}",
+            "log.folder": str(folder / f"{name}-log"),
+        },
+        {},
+    )
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> Settings:
+    return settings_of(database, tmp_path)
+
+
+def make(database: Database, settings: Settings, *, tables: tuple[TableSchema, ...] = ()) -> None:
+    """What a pipeline makes, without running it."""
+    with database.connect() as connection:
+        create_publication(connection, settings.source.publication, (), pipeline=settings.name)
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot]
+        )
+    identity = LogIdentity(settings.name, system_id(database), settings.slot)
+    log = ChangeLog.open(
+        settings.log_folder, identity, start=Lsn(1), max_bytes=1 << 30, file_bytes=1 << 20
+    )
+    log.close()
+    with closing(open_store(settings)) as store:
+        for oid, table in enumerate(tables or (None,), start=1):
+            name = TableName("public", "t") if table is None else table.name
+            state = TableReplicationState(name, Phase.READY, since=time.time())
+            store.update_table_replication_state(oid, state)
+
+
+def system_id(database: Database) -> str:
+    return str(database.execute("SELECT system_identifier FROM pg_control_system()")[0][0])
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    with closing(open_store(settings)) as opened:
+        yield opened
+
+
+def test_all_that_it_made_goes_and_nothing_else(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    other = settings_of(database, tmp_path, "other")
+    make(database, settings)
+    make(database, other)
+    told: list[str] = []
+    with closing(open_store(settings)) as store:
+        found = find_remains(settings, store)
+        assert (found.slot, found.publication) == (settings.slot, "shop_tables")
+        assert (found.log, found.store, found.tables) == (settings.log_folder, True, ())
+        drop_pipeline(settings, store, found, tell=told.append)
+        assert store.get_table_replication_states() == {}
+        assert not find_remains(settings, store)
+    remove_leftovers(settings)
+    assert len(told) == 4
+    assert database.execute(SLOTS) == [(other.slot,)]
+    assert database.execute(PUBLICATIONS) == [("other_tables",)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other-log"]
+    with closing(open_store(other)) as store:
+        assert len(store.get_table_replication_states()) == 1
+        assert find_remains(other, store).log == other.log_folder
+
+
+def test_a_publication_that_somebody_else_made_stays(
+    database: Database, settings: Settings, store: Store
+) -> None:
+    database.execute("CREATE PUBLICATION shop_tables FOR ALL TABLES")
+    found = find_remains(settings, store)
+    assert found.publication is None
+    drop_pipeline(settings, store, found)
+    assert database.execute(PUBLICATIONS) == [("shop_tables",)]
+
+
+def test_a_slot_of_that_name_that_somebody_else_uses_stays(
+    database: Database, settings: Settings, store: Store
+) -> None:
+    with database.connect() as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot(%s)", [settings.slot])
+    try:
+        assert find_remains(settings, store).slot is None
+    finally:
+        with database.connect() as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
+
+
+@pytest.mark.parametrize("place", ["drop.slot", "drop.store"])
+def test_a_drop_that_was_broken_off_is_repeated(
+    database: Database, settings: Settings, place: str
+) -> None:
+    make(database, settings)
+    set_failpoints(f"{place}=raise")
+    try:
+        with closing(open_store(settings)) as store, pytest.raises(FailpointReached):
+            drop_pipeline(settings, store, find_remains(settings, store))
+    finally:
+        set_failpoints("")
+    with closing(open_store(settings)) as store:
+        found = find_remains(settings, store)
+        assert found.slot is None
+        assert found.store, "the store is last"
+        drop_pipeline(settings, store, found)
+    remove_leftovers(settings)
+    assert (database.execute(SLOTS), database.execute(PUBLICATIONS)) == ([], [])
+    assert not settings.log_folder.exists()
+
+
+def test_what_is_gone_between_looking_and_dropping_is_passed_over(
+    database: Database, settings: Settings
+) -> None:
+    make(database, settings)
+    with closing(open_store(settings)) as store:
+        found = find_remains(settings, store)
+        drop_pipeline(settings, store, found)
+        drop_pipeline(settings, store, found)
+    assert (database.execute(SLOTS), database.execute(PUBLICATIONS)) == ([], [])
+
+
+def test_a_pipeline_that_runs_is_left_alone(
+    database: Database, settings: Settings, store: Store
+) -> None:
+    make(database, settings)
+    found = find_remains(settings, store)
+    with closing(open_store(settings)) as others:
+        keeper = LeaseKeeper(others, lambda: None)
+        keeper.acquire()
+        with pytest.raises(PipelineInUse, match=f"process {os.getpid()} on "):
+            find_remains(settings, store)
+        with pytest.raises(PipelineInUse):
+            drop_pipeline(settings, store, found)
+        assert database.execute(SLOTS) == [(settings.slot,)]
+        keeper.release()
+    assert find_remains(settings, store) == found
+
+
+def test_a_slot_that_is_being_read_keeps_everything(database: Database, settings: Settings) -> None:
+    make(database, settings)
+    command: list[str | Path] = [database.server.pg_recvlogical, "-d", database.uri]
+    command += ["-S", settings.slot, "--start", "-f", "/dev/null", "-o", "proto_version=1"]
+    reader = subprocess.Popen([*command, "-o", "publication_names=shop_tables"])
+    try:
+        deadline = time.monotonic() + 30
+        while database.execute("SELECT active FROM pg_replication_slots") != [(True,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with closing(open_store(settings)) as store:
+            found = find_remains(settings, store)
+            with pytest.raises(SlotInUse):
+                drop_pipeline(settings, store, found)
+            assert find_remains(settings, store) == found
+    finally:
+        reader.terminate()
+        reader.wait(30)
+
+
+def test_another_pipelines_log_is_refused(
+    database: Database, settings: Settings, store: Store
+) -> None:
+    identity = LogIdentity("other", system_id(database), "other_slot")
+    ChangeLog.open(
+        settings.log_folder, identity, start=Lsn(1), max_bytes=1 << 30, file_bytes=1 << 20
+    ).close()
+    with pytest.raises(LogForeign, match="'other'"):
+        find_remains(settings, store)
+
+
+def test_a_source_that_is_away(database: Database, settings: Settings) -> None:
+    make(database, settings)
+    away = settings.model_copy(
+        update={
+            "source": settings.source.model_copy(
+                update={"uri": type(settings.source.uri)("postgresql://me@127.0.0.1:1/shop")}
+            )
+        }
+    )
+    with closing(open_store(away)) as store:
+        with pytest.raises(CannotConnect):
+            find_remains(away, store)
+        assert store.get_table_replication_states()
+        assert (away.log_folder / "log.json").exists()
+        found = find_remains(away, store, skip_source=True)
+        assert found == Remains(
+            source=f"{system_id(database)}/shop", log=away.log_folder, store=True
+        )
+        drop_pipeline(away, store, found)
+    remove_leftovers(away)
+    assert not away.log_folder.exists()
+    # What is left is removed by what the user is given to paste.
+    database.execute(*drop_sql(away))
+    assert (database.execute(SLOTS), database.execute(PUBLICATIONS)) == ([], [])
+
+
+def test_files_of_others_stay_in_the_folder(database: Database, settings: Settings) -> None:
+    make(database, settings)
+    (settings.log_folder / "diary.txt").write_text("dear diary")
+    with closing(open_store(settings)) as store:
+        drop_pipeline(settings, store, find_remains(settings, store))
+    remove_leftovers(settings)
+    assert [path.name for path in settings.log_folder.iterdir()] == ["diary.txt"]
+
+
+def test_a_store_with_something_in_it_stays(settings: Settings, store: Store) -> None:
+    state = TableReplicationState(TableName("public", "t"), Phase.READY, since=1.0)
+    store.update_table_replication_state(1, state)
+    store.close()
+    remove_leftovers(settings)
+    with closing(open_store(settings)) as again:
+        assert again.get_table_replication_states() == {1: state}
+
+
+@pytest.mark.spark
+def test_tables_of_the_destination(
+    database: Database, settings: Settings, spark: SparkSession, tmp_path: Path
+) -> None:
+    whole = PgType("integer", 23, 23)
+    mine, kept = (
+        TableSchema(
+            oid, TableName("public", name), (Column("id", whole, "int", False, 1),), ("id",)
+        )
+        for oid, name in ((1, "mine"), (2, "kept"))
+    )
+    source = f"{system_id(database)}/{database.name}"
+    renamed = TableName("lake", "renamed")
+    for owner, table in ((settings, mine), (settings_of(database, tmp_path, "other"), kept)):
+        opened = open_destination(owner, source, spark=spark)
+        target = TableSchema(
+            table.oid, renamed if table is mine else table.name, table.columns, table.key
+        )
+        opened.destination.truncate_table(target)
+        opened.close()
+    make(database, settings, tables=(mine, kept))
+    told: list[str] = []
+    with closing(open_store(settings)) as store:
+        for schema in (mine, kept):
+            store.store_table_schema(schema)
+        store.store_table_mapping(1, renamed)
+        found = find_remains(settings, store)
+        assert [str(table.name) for table in found.tables] == ["lake.renamed", "public.kept"]
+        drop_pipeline(settings, store, found, spark=spark, tell=told.append)
+    tables = {path.parent.name for path in (tmp_path / "lake").glob("*/*/metadata")}
+    assert tables == {"kept"}, told
+    assert any("dropped the destination's table lake.renamed" in line for line in told)
+    assert database.execute(SLOTS) == []
