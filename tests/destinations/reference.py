@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from walflow.destinations.base import Events, TableChanges
-from walflow.destinations.iceberg.tables import CATALOG, EXACT, catalog_conf, table_identifier
+from walflow.destinations.iceberg.sessions import child_session
+from walflow.destinations.iceberg.tables import EXACT, catalog_conf, table_identifier
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -65,6 +67,27 @@ def make_schema(
         ),
         key=tuple(key),
     )
+
+
+ALL_TYPES = make_schema(
+    {
+        "id": "bigint",
+        "ok": "boolean",
+        "s": "smallint",
+        "i": "int",
+        "f": "double",
+        "n": "decimal(12,2)",
+        "t": "string",
+        "bin": "binary",
+        "d": "date",
+        "tz": "timestamp",
+        "ntz": "timestamp_ntz",
+        "l": "array<int>",
+        "m": "map<string,string>",
+    },
+    ["id"],
+)
+NOON = datetime.datetime(2026, 11, 15, 12, 0, 0, 123456)
 
 
 class Source:
@@ -192,6 +215,32 @@ class Source:
         return file
 
 
+def one_of_each(folder: Path) -> Source:
+    """Three rows with something in every column, with nothing, and with edges."""
+    source = Source(ALL_TYPES, folder)
+    with source.transaction():
+        source.insert(
+            id=1,
+            ok=True,
+            s=-7,
+            i=2**31 - 1,
+            f=float("inf"),
+            n=Decimal("-1234567890.12"),
+            t="snow\u2603\U0001f600",
+            bin=b"\x00\xff",
+            d=datetime.date(1, 1, 1),
+            tz=datetime.datetime(1, 1, 1, tzinfo=datetime.UTC),
+            ntz=NOON,
+            l=[1, None, 3],
+            m=[("k", "v"), ("j", None)],
+        )
+        source.insert(id=2)
+        source.insert(
+            id=3, d=datetime.date(9999, 12, 31), tz=NOON.replace(tzinfo=datetime.UTC), l=[], m=[]
+        )
+    return source
+
+
 def _near(value: Any) -> Any:
     return value.near if isinstance(value, Inexact) else value
 
@@ -212,13 +261,11 @@ def _stats(log: Sequence[Row]) -> ChangeStats:
     )
 
 
-def reading_session(spark: SparkSession, warehouse: Path) -> SparkSession:
+def reading_session(
+    spark: SparkSession, warehouse: Path, options: Mapping[str, str] | None = None
+) -> SparkSession:
     """A session that sees the warehouse as its catalog."""
-    session = spark.newSession()
-    for name, value in catalog_conf(str(warehouse), {}).items():
-        if name.startswith(f"spark.sql.catalog.{CATALOG}"):
-            session.conf.set(name, value)
-    return session
+    return child_session(spark, catalog_conf(str(warehouse), options or {}))
 
 
 def stored_rows(session: SparkSession, schema: TableSchema) -> list[Row]:

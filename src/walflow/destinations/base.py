@@ -135,7 +135,10 @@ class Destination(Protocol):
 
     def write_events(self, events: Events) -> None:
         """Apply the changes. The same events may come again, and must then change nothing.
-        Raises TablesFailed when some tables could not be written."""
+
+        Mostly these are the changes of one table, and calls for other tables go on at the same
+        time. What goes wrong with the one table is raised as it is; of several tables, those that
+        could not be written are told by TablesFailed, and the others were written."""
 
 
 @runtime_checkable
@@ -190,4 +193,5 @@ class SwapsTables(Protocol):
 @runtime_checkable
 class DropsTables(Protocol):
     def drop_table(self, table: TableSchema) -> None:
-        """Remove the table, if it is there and is this pipeline's. Repeats safely."""
+        """Remove the table and its data, if it is there. Repeats safely. DestinationForeign, and
+        all is left as it is, if the table is not this pipeline's."""

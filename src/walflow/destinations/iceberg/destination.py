@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
-from walflow.destinations.iceberg.adopting import append_files, table_location
+from walflow.destinations.iceberg.bridge import Bridge, open_bridge
 from walflow.destinations.iceberg.merge import (
     append_rows,
     kept,
     merge_copies,
     merge_net,
     replace_rows,
+    replace_table,
     with_base_rows,
 )
+from walflow.destinations.iceberg.sessions import SessionPool
 from walflow.destinations.iceberg.tables import (
-    CATALOG,
     EXACT,
     Owner,
     Progress,
     catalog_conf,
     create_table,
     drop_table,
-    literal,
+    make_namespace,
     read_progress,
     stamped,
-    summary_of,
     table_identifier,
-    table_path,
+    table_properties,
 )
 from walflow.destinations.iceberg.warm import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
@@ -53,8 +49,7 @@ __all__ = ["IcebergDestination"]
 class IcebergDestination:
     """Keeps Iceberg tables ``lake.<schema>.<table>`` under a warehouse folder.
 
-    Rows and position are committed together, once a table a round. Each table has a child session
-    of its own, because what stamps a commit is a setting of the session.
+    Rows and position are committed together, once a table a round.
     """
 
     name = "iceberg"
@@ -68,95 +63,87 @@ class IcebergDestination:
         *,
         workers: int = 4,
     ) -> None:
+        """``workers``: how many tables of one call are written at once."""
         self._spark = spark
         self._conf = catalog_conf(warehouse, options or {})
         self._owner = owner
-        self._lock = threading.Lock()
-        self._sessions: dict[TableName, SparkSession] = {}
-        self._progress: dict[TableName, Progress] = {}
+        self._sessions = SessionPool(spark, self._conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="iceberg")
+        self._lock = threading.Lock()
+        self._progress: dict[TableName, Progress] = {}
+        self._namespaces: set[str] = set()
+        self._opening = threading.Lock()
+        self._opened: list[Bridge | None] = []
 
     def startup(self) -> None:
         """Warm up: takes some seconds the first time, and is meant to run beside the copy."""
         warm_up_writes(self._spark)
+        self._bridge()
 
     def shutdown(self) -> None:
         self._pool.shutdown()
+        self._sessions.close()
 
     def truncate_table(self, table: TableSchema) -> None:
         """Drop the table, if it is ours, and make it anew without a position."""
-        self._recreate(table, exact=None)
+        with self._writing(table.name) as spark:
+            if self._look(spark, table.name) is not None:
+                drop_table(spark, table.name)
+            create_table(spark, table, self._owner, exact=False)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
-        self._forget(table.name)
-        with self._session(table.name) as spark:
-            progress = read_progress(spark, table.name, self._owner)
+        with self._writing(table.name) as spark:
+            progress = self._look(spark, table.name)
             exact = "_exact" in rows.columns
             if progress is None:
-                create_table(spark, table, self._owner, EXACT if exact else None)
+                create_table(spark, table, self._owner, exact)
             elif exact and not progress.has_exact:
                 _add_exact(spark, table)
             has_exact = exact or (progress is not None and progress.has_exact)
-            append_rows(_in_session(rows, spark), table, has_exact)
+            with _in_session(rows, spark) as own:
+                append_rows(own, table, has_exact)
 
     def adopt_files(
-        self,
-        table: TableSchema,
-        files: Sequence[Path],
-        position: Lsn,
-        exact: bool,
-        settled: Lsn | None = None,
+        self, table: TableSchema, files: Sequence[Path], position: Lsn, exact: bool
     ) -> None:
-        """See AdoptsFiles. The files stay until the table has them and its position."""
-        self._recreate(table, exact=EXACT if exact else None)
-        with self._session(table.name) as spark:
-            folder = self._link(spark, table, files) if files else None
-            done = folder is not None and append_files(
-                spark, table.name, folder, summary_of(self._owner, position, settled)
-            )
-            if not done:
-                self._copy_rows(spark, table, files, folder, exact)
-                self.mark_applied(table, position, settled)
-        for file in files:
-            file.unlink()
+        """See AdoptsFiles. The files are linked into the table's folder where that can be (a
+        bridge to the JVM, one file system); where not, Spark writes their rows.
 
-    def _copy_rows(
-        self,
-        spark: SparkSession,
-        table: TableSchema,
-        files: Sequence[Path],
-        folder: Path | None,
-        exact: bool,
-    ) -> None:
-        """Put the files' rows into the empty table by SQL."""
-        if folder is None:
-            if files:
+        Former snapshots of the table stay for their readers until they expire.
+        """
+        with self._writing(table.name) as spark:
+            bridge = self._bridge()
+            if bridge is None or not bridge.replace_table(table, files, position, exact):
+                # Whose it is decides whether it may be replaced.
+                self._look(spark, table.name)
                 rows = read_copy(spark, [str(file) for file in files], table, exact)
-                append_rows(rows, table, exact)
-            return
-        if exact:
-            # The procedure finds columns by the files' names, and a rename keeps those.
-            spark.sql(f"ALTER TABLE {table_identifier(table.name)} RENAME COLUMN {EXACT} TO _exact")
-        _add_files(spark, table, folder)
-        if exact:
-            spark.sql(f"ALTER TABLE {table_identifier(table.name)} RENAME COLUMN _exact TO {EXACT}")
+                with stamped(spark, self._owner, position):
+                    replace_table(rows, table, table_properties(self._owner), exact)
+        self._remember(table.name, Progress(position, exact))
+
+    def drop_table(self, table: TableSchema) -> None:
+        """Remove the table with its files; DestinationForeign if it is not ours."""
+        with self._session(table.name) as spark:
+            self._forget(table.name)
+            if self._look(spark, table.name) is not None:
+                drop_table(spark, table.name)
 
     def applied(self, table: TableSchema) -> Lsn | None:
         with self._session(table.name) as spark:
-            progress = self._read_progress(spark, table.name)
+            progress = self._known(spark, table.name)
         return None if progress is None else progress.applied
 
-    def mark_applied(self, table: TableSchema, position: Lsn, settled: Lsn | None = None) -> None:
+    def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         identifier = table_identifier(table.name)
-        self._forget(table.name)
-        with (
-            self._session(table.name) as spark,
-            stamped(spark, self._owner, position, settled),
-        ):
+        with self._writing(table.name) as spark, stamped(spark, self._owner, position):
             spark.sql(f"INSERT INTO {identifier} SELECT * FROM {identifier} WHERE false")
 
     def write_events(self, events: Events) -> None:
-        """Apply each table's changes in a thread; a table that fails does not stop the others."""
+        """See Destination. Several tables are written at once, in threads; one that fails does not
+        stop the others."""
+        if len(events.tables) == 1:
+            self._apply(events.tables[0], events.span)
+            return
         running = {
             changes.schema.name: self._pool.submit(self._apply, changes, events.span)
             for changes in events.tables
@@ -174,7 +161,7 @@ class IcebergDestination:
     def _apply(self, changes: TableChanges, span: Span) -> None:
         table = changes.schema
         with self._session(table.name) as spark:
-            progress = self._read_progress(spark, table.name)
+            progress = self._known(spark, table.name)
             if progress is None or progress.applied is None:
                 raise DestinationError(
                     f"{table_identifier(table.name)} has no complete copy to apply changes to",
@@ -185,63 +172,59 @@ class IcebergDestination:
             todo = changes.using(spark)
             if progress.applied > span.after:
                 todo = todo.since(progress.applied)
-            settled = progress.settled if progress.settled > span.upto else None
             # Nothing that can be repeated with other effect: until the commit is known to have
             # happened, the table is asked anew where it is.
             self._forget(table.name)
-            with stamped(spark, self._owner, span.upto, settled):
-                has_exact = _write(todo, progress, appends=span.after >= progress.settled)
-            with self._lock:
-                self._progress[table.name] = Progress(
-                    span.upto, max(progress.settled, span.upto), has_exact
-                )
+            with stamped(spark, self._owner, span.upto):
+                has_exact = _write(todo, progress)
+        self._remember(table.name, Progress(span.upto, has_exact))
 
-    def _recreate(self, table: TableSchema, exact: str | None) -> None:
-        with self._session(table.name) as spark:
-            self._forget(table.name)
-            # Whose it is decides whether it may be dropped.
-            read_progress(spark, table.name, self._owner)
-            drop_table(spark, table.name)
-            create_table(spark, table, self._owner, exact)
+    def _bridge(self) -> Bridge | None:
+        """Opened when first asked for: that starts the catalog, which may take long, or fail."""
+        with self._opening:
+            if not self._opened:
+                self._opened.append(open_bridge(self._spark, self._conf, self._owner))
+            return self._opened[0]
 
-    def _link(self, spark: SparkSession, table: TableSchema, files: Sequence[Path]) -> Path | None:
-        """Put the files into the table's folder too, and say where; None if that cannot be."""
-        data = _local_folder(spark, table)
-        if data is None:
-            return None
-        # A folder of its own: whatever else lies there is not the copy's.
-        folder = data / f"copy-{uuid.uuid4()}"
-        folder.mkdir(parents=True)
-        try:
-            for file in files:
-                os.link(file, folder / file.name)
-        except OSError:
-            # Another file system, or one without links.
-            shutil.rmtree(folder)
-            return None
-        return folder
-
-    def _read_progress(self, spark: SparkSession, name: TableName) -> Progress | None:
+    def _known(self, spark: SparkSession, name: TableName) -> Progress | None:
+        """How far the table is, as far as we have brought it ourselves."""
         with self._lock:
             known = self._progress.get(name)
-        if known is None and (known := read_progress(spark, name, self._owner)) is not None:
-            with self._lock:
-                self._progress[name] = known
+        if known is None and (known := self._look(spark, name)) is not None:
+            self._remember(name, known)
         return known
+
+    def _look(self, spark: SparkSession, name: TableName) -> Progress | None:
+        """How far the table is; None when there is none. DestinationForeign when it is not ours."""
+        bridge = self._bridge()
+        if bridge is None:
+            return read_progress(spark, name, self._owner)
+        return bridge.read_progress(name)
+
+    def _remember(self, name: TableName, progress: Progress) -> None:
+        with self._lock:
+            self._progress[name] = progress
 
     def _forget(self, name: TableName) -> None:
         with self._lock:
             self._progress.pop(name, None)
 
     @contextmanager
-    def _session(self, name: TableName) -> Iterator[SparkSession]:
-        """The table's own session; what Spark complains of inside becomes a DestinationError."""
-        with self._lock:
-            spark = self._sessions.get(name)
-            if spark is None:
-                spark = self._sessions[name] = _child(self._spark, self._conf)
-        try:
+    def _writing(self, name: TableName) -> Iterator[SparkSession]:
+        """A session for what makes the table, or moves it by other means than changes."""
+        with self._session(name) as spark:
+            self._forget(name)
+            if name.schema not in self._namespaces:
+                make_namespace(spark, name)
+                self._namespaces.add(name.schema)
             yield spark
+
+    @contextmanager
+    def _session(self, name: TableName) -> Iterator[SparkSession]:
+        """A session; what Spark complains of inside becomes a DestinationError."""
+        try:
+            with self._sessions.borrowed() as spark:
+                yield spark
         except WalflowError:
             self._forget(name)
             raise
@@ -253,12 +236,12 @@ class IcebergDestination:
             ) from error
 
 
-def _write(changes: TableChanges, progress: Progress, appends: bool) -> bool:
+def _write(changes: TableChanges, progress: Progress) -> bool:
     """Commit the changes in the cheapest way that is right; whether the table has exact texts."""
     table, stats = changes.schema, changes.stats
     spark = changes.spark
     inserts_only = stats.inserts == stats.rows and not changes.truncated and not stats.unchanged
-    if inserts_only and (appends or not table.key):
+    if inserts_only:
         # Each row is new, and the position proves that no row of it is there yet.
         rows = changes.changes
         has_exact = progress.has_exact or stats.exact
@@ -314,45 +297,19 @@ def _add_exact(spark: SparkSession, table: TableSchema) -> None:
     spark.sql(f"ALTER TABLE {table_identifier(table.name)} ADD COLUMN {EXACT} {EXACT_TYPE}")
 
 
-def _add_files(spark: SparkSession, table: TableSchema, folder: Path) -> None:
-    spark.sql(
-        f"CALL {CATALOG}.system.add_files(table => {literal(table_path(table.name))},"
-        f" source_table => {literal(f'`parquet`.`{folder}`')}, check_duplicate_files => false)"
-    )
-
-
-def _local_folder(spark: SparkSession, table: TableSchema) -> Path | None:
-    """The table's data folder if it is on a file system that this process shares."""
-    location = table_location(spark, table.name)
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file") or parts.netloc:
-        return None
-    return Path(unquote(parts.path) if parts.scheme else location) / "data"
-
-
-def _in_session(rows: DataFrame, spark: SparkSession) -> DataFrame:
-    """The caller's rows as a frame of the table's session (both share one Spark)."""
-
-    if rows.sparkSession is spark:
-        return rows
+@contextmanager
+def _in_session(rows: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
+    """The caller's rows as a frame of the session (both share one Spark)."""
     view = f"walflow_rows_{id(rows)}"
     rows.createOrReplaceGlobalTempView(view)
     try:
-        taken: DataFrame = spark.table(f"global_temp.{view}")
-        # Analysed now, so that the view may go.
-        taken.schema  # noqa: B018
-        return taken
+        yield spark.table(f"global_temp.{view}")
     finally:
         spark.catalog.dropGlobalTempView(view)
 
 
-def _child(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    child = spark.newSession()
-    for name, value in conf.items():
-        if name.startswith("spark.sql.catalog."):
-            child.conf.set(name, value)
-    return child
-
-
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:500]
+    # Of what Java threw, the bridge says first which object was called.
+    thrown = getattr(error, "java_exception", None)
+    said = str(error) if thrown is None else str(thrown.toString())
+    return said.strip().partition("\n")[0][:500]

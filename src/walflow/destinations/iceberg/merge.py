@@ -5,7 +5,7 @@ Every function here makes exactly one commit; the session it runs in stamps it w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame
 
-__all__ = ["append_rows", "kept", "merge_copies", "merge_net", "replace_rows", "with_base_rows"]
+__all__ = [
+    "append_rows",
+    "kept",
+    "merge_copies",
+    "merge_net",
+    "replace_rows",
+    "replace_table",
+    "with_base_rows",
+]
 
 _SOURCE = "walflow_round"
 
@@ -47,6 +55,17 @@ def replace_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> None:
     """Make these the table's only rows."""
     writer = _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name))
     writer.overwrite(sf.lit(True))
+
+
+def replace_table(
+    rows: DataFrame, schema: TableSchema, properties: Mapping[str, str], has_exact: bool
+) -> None:
+    """Make a table of these rows, whatever it was before. (No column of it is NOT NULL: Spark
+    cannot know that of rows that it has read.)"""
+    writer = _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name))
+    for name, value in properties.items():
+        writer = writer.tableProperty(name, value)
+    writer.using("iceberg").createOrReplace()
 
 
 def _table_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> DataFrame:

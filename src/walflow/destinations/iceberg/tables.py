@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 __all__ = [
     "CATALOG",
     "EXACT",
+    "POSITION",
     "Owner",
     "Progress",
     "catalog_conf",
+    "check_owner",
+    "columns_ddl",
     "create_table",
     "drop_table",
+    "folder_names",
     "literal",
+    "make_namespace",
     "read_progress",
     "stamped",
+    "summary_of",
     "table_identifier",
-    "table_path",
+    "table_properties",
 ]
 
 CATALOG = "lake"
@@ -35,6 +41,9 @@ EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 EXACT = "_EXACT"
 """The column of exact texts, added to a table the first time that a row needs it."""
+
+POSITION = "walflow.lsn"
+"""Under this name a snapshot's summary has the position that the table was at with it."""
 
 _PROPERTIES = {
     # Deletion vectors: an update marks the old row and appends the new one.
@@ -77,8 +86,7 @@ class Progress:
     """What a table says of itself."""
 
     applied: Lsn | None
-    settled: Lsn
-    """Rows of changes up to here may be in the table already, although not all are."""
+    """None: no copy of it was ever completed."""
     has_exact: bool
 
 
@@ -98,12 +106,13 @@ def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
 
 def table_identifier(name: TableName) -> str:
     """The table's name in Spark SQL."""
-    return f"{CATALOG}.{table_path(name)}"
+    schema, table = folder_names(name)
+    return f"{CATALOG}.{quoted(schema)}.{quoted(table)}"
 
 
-def table_path(name: TableName) -> str:
-    """The table's name inside the catalog, as procedures want it."""
-    return f"{quoted(_folder_name(name.schema))}.{quoted(_folder_name(name.name))}"
+def folder_names(name: TableName) -> tuple[str, str]:
+    """The names of the namespace and of the table in the catalog."""
+    return _folder_name(name.schema), _folder_name(name.name)
 
 
 def _folder_name(name: str) -> str:
@@ -123,20 +132,33 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def create_table(spark: SparkSession, schema: TableSchema, owner: Owner, exact: str | None) -> None:
-    """Make the empty table; ``exact`` names the column of exact texts if it is to have one."""
+def columns_ddl(schema: TableSchema, exact: bool) -> str:
+    """The table's columns, as DDL; with ``exact``, the column of exact texts too."""
     columns = [
         f"{quoted(c.name)} {c.spark_type}{' NOT NULL' if _never_null(schema, c) else ''}"
         for c in schema.columns
     ]
-    if exact is not None:
-        columns.append(f"{quoted(exact)} {EXACT_TYPE}")
+    if exact:
+        columns.append(f"{quoted(EXACT)} {EXACT_TYPE}")
+    return ", ".join(columns)
+
+
+def table_properties(owner: Owner) -> dict[str, str]:
+    return _PROPERTIES | owner.properties
+
+
+def make_namespace(spark: SparkSession, name: TableName) -> None:
+    """Make the namespace that the table is to be in, unless it is there: some catalogs insist."""
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
+
+
+def create_table(spark: SparkSession, schema: TableSchema, owner: Owner, exact: bool) -> None:
+    """Make the empty table."""
     properties = ", ".join(
-        f"{literal(name)} = {literal(value)}"
-        for name, value in (_PROPERTIES | owner.properties).items()
+        f"{literal(name)} = {literal(value)}" for name, value in table_properties(owner).items()
     )
     spark.sql(
-        f"CREATE TABLE {table_identifier(schema.name)} ({', '.join(columns)})"
+        f"CREATE TABLE {table_identifier(schema.name)} ({columns_ddl(schema, exact)})"
         f" USING iceberg TBLPROPERTIES ({properties})"
     )
 
@@ -155,14 +177,13 @@ def read_progress(spark: SparkSession, name: TableName, owner: Owner) -> Progres
     identifier = table_identifier(name)
     if not spark.catalog.tableExists(identifier):
         return None
-    _check_owner(spark, name, owner)
-    lsn, settled = _newest_position(spark, identifier)
-    return Progress(lsn, settled or lsn or Lsn(0), EXACT in spark.table(identifier).columns)
+    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
+    check_owner(name, owner, {row["key"]: row["value"] for row in rows})
+    return Progress(_position(spark, identifier), EXACT in spark.table(identifier).columns)
 
 
-def _check_owner(spark: SparkSession, name: TableName, owner: Owner) -> None:
-    rows = spark.sql(f"SHOW TBLPROPERTIES {table_identifier(name)}").collect()
-    properties = {row["key"]: row["value"] for row in rows}
+def check_owner(name: TableName, owner: Owner, properties: Mapping[str, str]) -> None:
+    """DestinationForeign unless the table with these properties is the owner's."""
     pipeline, system = properties.get("walflow.pipeline"), properties.get("walflow.system")
     if (pipeline, system) == (owner.pipeline, owner.system):
         return
@@ -179,39 +200,33 @@ def _check_owner(spark: SparkSession, name: TableName, owner: Owner) -> None:
     )
 
 
-def _newest_position(spark: SparkSession, identifier: str) -> tuple[Lsn | None, Lsn | None]:
-    """From the newest ancestor of main that has one: maintenance commits without it."""
+def _position(spark: SparkSession, identifier: str) -> Lsn | None:
+    """Of the newest ancestor of main that has one: maintenance commits without it."""
     refs = spark.sql(f"SELECT snapshot_id FROM {identifier}.refs WHERE name = 'main'").collect()
     snapshots = {
         row["snapshot_id"]: row
         for row in spark.sql(
-            "SELECT snapshot_id, parent_id, summary['walflow.lsn'] AS lsn,"
-            f" summary['walflow.settled'] AS settled FROM {identifier}.snapshots"
+            f"SELECT snapshot_id, parent_id, summary['{POSITION}'] AS lsn"
+            f" FROM {identifier}.snapshots"
         ).collect()
     }
     current = refs[0]["snapshot_id"] if refs else None
     while (snapshot := snapshots.get(current)) is not None:
         if snapshot["lsn"] is not None:
-            settled = snapshot["settled"]
-            return Lsn.parse(snapshot["lsn"]), None if settled is None else Lsn.parse(settled)
+            return Lsn.parse(snapshot["lsn"])
         current = snapshot["parent_id"]
-    return None, None
+    return None
 
 
-def summary_of(owner: Owner, position: Lsn, settled: Lsn | None) -> dict[str, str]:
+def summary_of(owner: Owner, position: Lsn) -> dict[str, str]:
     """What a commit says of itself in its snapshot's summary."""
-    summary = {**owner.properties, "walflow.lsn": str(position)}
-    if settled is not None and settled > position:
-        summary["walflow.settled"] = str(settled)
-    return summary
+    return {**owner.properties, POSITION: str(position)}
 
 
 @contextmanager
-def stamped(
-    spark: SparkSession, owner: Owner, position: Lsn, settled: Lsn | None
-) -> Iterator[None]:
+def stamped(spark: SparkSession, owner: Owner, position: Lsn) -> Iterator[None]:
     """What this session commits inside carries the position in its snapshot's summary."""
-    summary = summary_of(owner, position, settled)
+    summary = summary_of(owner, position)
     for name, value in summary.items():
         spark.conf.set(_SNAPSHOT_PROPERTY + name, value)
     try:

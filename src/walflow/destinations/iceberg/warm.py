@@ -1,13 +1,15 @@
-"""The first append and the first MERGE of a JVM take seconds; here they happen ahead of need."""
+"""The first table, append and MERGE of a JVM take seconds; here they happen ahead of need."""
 
 from __future__ import annotations
 
 import tempfile
 from typing import TYPE_CHECKING
 
+from walflow.destinations.iceberg.bridge import open_bridge
 from walflow.destinations.iceberg.merge import append_rows, kept, merge_net
+from walflow.destinations.iceberg.sessions import SessionPool
 from walflow.destinations.iceberg.tables import Owner, catalog_conf, create_table
-from walflow.model import ChangeStats, Column, PgType, TableName, TableSchema
+from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.net import changes_schema, net_changes
 
 if TYPE_CHECKING:
@@ -27,17 +29,25 @@ _TABLE = TableSchema(
 
 
 def warm_up_writes(spark: SparkSession) -> None:
-    """Append to and merge into a table in a temporary folder, in a session of its own."""
+    """Make, append to and merge into a table in a temporary folder, in a session of its own."""
     with tempfile.TemporaryDirectory(prefix="walflow-warm-") as folder:
-        session = spark.newSession()
-        for name, value in catalog_conf(folder, {}).items():
-            if name.startswith("spark.sql.catalog."):
-                session.conf.set(name, value)
-        create_table(session, _TABLE, Owner("warm-up", "0"), exact=None)
-        changes = session.createDataFrame(
-            [("update", 1, 0, None, 1, None, None, None, 1, "a")], changes_schema(_TABLE)
-        )
-        append_rows(changes, _TABLE, has_exact=False)
-        stats = ChangeStats(rows=1, updates=1)
-        with kept(net_changes(changes, _TABLE, stats)) as net:
-            merge_net(net, _TABLE, has_exact=False, partial=False)
+        conf, owner = catalog_conf(folder, {}), Owner("warm-up", "0")
+        pool = SessionPool(spark, conf)
+        with pool.borrowed() as session:
+            bridge = open_bridge(spark, conf, owner)
+            if bridge is None:
+                create_table(session, _TABLE, owner, exact=False)
+            else:
+                bridge.replace_table(_TABLE, [], Lsn(0), exact=False)
+            _write(session)
+        pool.close()
+
+
+def _write(session: SparkSession) -> None:
+    changes = session.createDataFrame(
+        [("update", 1, 0, None, 1, None, None, None, 1, "a")], changes_schema(_TABLE)
+    )
+    append_rows(changes, _TABLE, has_exact=False)
+    stats = ChangeStats(rows=1, updates=1)
+    with kept(net_changes(changes, _TABLE, stats)) as net:
+        merge_net(net, _TABLE, has_exact=False, partial=False)
