@@ -19,6 +19,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Column, TableSchema
+from walflow.spark.checkpoints import checkpointed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -199,7 +200,7 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
     """
     events = _events(rows, schema, stats)
     if stats.key_changes:
-        events = events.localCheckpoint()
+        events = checkpointed(events)
         origins = _origins(events)
         events = _with_origins(events, origins)
     else:
@@ -281,15 +282,13 @@ def _origins(events: DataFrame) -> DataFrame:
             sf.col("base").alias("above_base"),
         )
         hops = sf.col("above").isNotNull()
-        origins = (
-            origins.join(above, sf.col("up") == sf.col("above"), "left")
-            .select(
+        origins = checkpointed(
+            origins.join(above, sf.col("up") == sf.col("above"), "left").select(
                 "start",
                 sf.when(hops, sf.col("above_up")).otherwise(sf.col("up")).alias("up"),
                 sf.when(hops, sf.col("above_base")).otherwise(sf.col("base")).alias("base"),
                 hops.alias("hops"),
             )
-            .localCheckpoint()
         )
         if origins.where("hops").isEmpty():
             return origins.drop("hops")
