@@ -6,22 +6,20 @@ import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 
 import structlog
 
 from walflow.errors import LeaseLost, PipelineInUse, StoreError
+from walflow.pipeline.process_marks import has_died, is_alive, new_id
 from walflow.stores.base import Holder, Lease, LeaseStore, Report
 
 __all__ = ["LeaseKeeper"]
 
 LEASE_SECONDS = 15.0
-_RENEW_SECONDS = 3.0
+_RENEWALS = 5
+"""So many times a lease is renewed before it would run out."""
 _POLL_SECONDS = 0.5
-
-_ids: set[str] = set()
-"""Of all holders that this process has been."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -33,15 +31,17 @@ class LeaseKeeper:
         self,
         store: LeaseStore,
         report: Callable[[], Report | None],
-        seconds: float = LEASE_SECONDS,
+        lost: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
+        """``lost`` is told from that thread when the pipeline is no longer ours."""
         self._store = store
         self._report = report
-        self._seconds = seconds
-        self._holder = Holder(str(uuid.uuid4()), socket.gethostname(), os.getpid())
-        _ids.add(self._holder.id)
+        self._lost = lost
+        self._seconds = LEASE_SECONDS
+        self._holder = Holder(new_id(), socket.gethostname(), os.getpid())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="walflow-lease", daemon=True)
+        self._renewed = self._asked = 0.0
         self.error: BaseException | None = None
 
     def acquire(self, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -51,69 +51,89 @@ class LeaseKeeper:
         on this machine.
         """
         deadline = time.monotonic() + self._seconds + 1
-        first = self._store.get_lease()
+        before: Lease | None = None
         while True:
+            self._renewed = time.monotonic()
             try:
                 self._store.acquire_lease(self._holder, self._seconds)
                 break
             except PipelineInUse:
                 lease = self._store.get_lease()
-                if lease is not None and _died_here(lease.holder):
+                if lease is not None and has_died(lease.holder):
                     _logger.info("taking over from a process that has died", pid=lease.holder.pid)
                     self._store.release_lease(lease.holder)
-                elif time.monotonic() > deadline or cancelled() or _is_alive(first, lease):
+                    continue
+                if time.monotonic() > deadline or cancelled() or _is_held(before, lease):
                     raise
-                else:
-                    time.sleep(_POLL_SECONDS)
+                before = lease
+                time.sleep(_POLL_SECONDS)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if the pipeline is no longer ours."""
+        """Raise if the pipeline is no longer ours, or may be another's by now."""
         if self.error is not None:
             raise self.error
+        now = time.monotonic()
+        if self._asked and now - self._asked > self._interval and self._is_overdue(now):
+            raise StoreError(
+                "the store has not answered for so long that another process may have taken the "
+                "pipeline over"
+            )
 
     def release(self) -> None:
         """Repeats safely."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self.error is None:
+        if self.error is not None:
+            return
+        try:
             self._store.release_lease(self._holder)
+        except StoreError as error:
+            _logger.warning(
+                "the lease could not be given back; it runs out by itself", error=str(error)
+            )
+
+    @property
+    def _interval(self) -> float:
+        return self._seconds / _RENEWALS
+
+    def _is_overdue(self, now: float) -> bool:
+        return now - self._renewed > self._seconds
 
     def _run(self) -> None:
-        renewed = time.monotonic()
-        while not self._stop.wait(_RENEW_SECONDS):
+        while not self._stop.wait(self._interval):
             try:
-                self._store.renew_lease(self._holder, self._seconds, self._report())
-                renewed = time.monotonic()
+                self._renew()
             except LeaseLost as error:
-                self.error = error
+                self._give_up(error)
                 return
             except StoreError as error:
-                if time.monotonic() - renewed > self._seconds:
+                if not error.retry or self._is_overdue(time.monotonic()):
                     # By now another process may have taken it, in all rights.
-                    self.error = error
+                    self._give_up(error)
                     return
                 _logger.warning("the lease could not be renewed; trying again", error=str(error))
 
+    def _renew(self) -> None:
+        # It runs from when the store was asked, at the earliest.
+        self._asked = time.monotonic()
+        try:
+            self._store.renew_lease(self._holder, self._seconds, self._report())
+            self._renewed = self._asked
+        finally:
+            self._asked = 0.0
 
-def _died_here(holder: Holder) -> bool:
-    if holder.host != socket.gethostname():
+    def _give_up(self, error: StoreError) -> None:
+        self.error = error
+        self._lost(error)
+
+
+def _is_held(before: Lease | None, now: Lease | None) -> bool:
+    """Whether the holder lives: it runs on this machine, or renewed its lease while we watched."""
+    if now is None:
         return False
-    if holder.pid == os.getpid():
-        # Of another pipeline object here, or of a container that had the same number.
-        return holder.id not in _ids
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
+    if is_alive(now.holder):
         return True
-    except PermissionError:
-        return False
-    return False
-
-
-def _is_alive(first: Lease | None, now: Lease | None) -> bool:
-    """Whether the lease was renewed while we watched: its holder lives."""
-    if first is None or now is None or first.holder != now.holder:
-        return False
-    return now.seconds_left > first.seconds_left
+    renewed = before is not None and before.holder == now.holder
+    return renewed and before is not None and now.seconds_left > before.seconds_left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from contextlib import ExitStack
@@ -16,17 +15,21 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
 from walflow.destinations.base import Destination
-from walflow.errors import Stopped, WalflowError
+from walflow.errors import Stopped, StoreError, WalflowError
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.dropping import remove_leftovers
+from walflow.pipeline.first_start import Made
+from walflow.pipeline.held_store import held_store
 from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.mapping import TableMapping
+from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.published import Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.requests import Requests
@@ -90,7 +93,9 @@ class Pipeline:
         self._mapping = TableMapping(settings.mapping)
         self._last: PipelineStatus | None = None
         self._tables: Tables | None = None
+        self._made = Made()
         self._store: Store
+        self._lease: LeaseKeeper
         self._log: ChangeLog
         self._destination: OpenDestination
         self._parts: Parts
@@ -120,15 +125,17 @@ class Pipeline:
             self._start()
         except BaseException as error:
             self._metrics.failed(error)
-            self._cleanup.close()
+            self._let_go(error)
             raise
 
     def _start(self) -> None:
         settings = self.settings
-        if not settings.log_folder.exists():
-            self._cleanup.callback(self._remove_unused_log)
+        new_folder = not settings.log_folder.exists()
+        if new_folder:
+            self._cleanup.callback(remove_leftovers, settings)
         self.stage = "opening the store"
-        lease = self._open_store()
+        self._open_store()
+        self._made.log = new_folder
         self.stage = "checking the source"
         found = self._preflight()
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
@@ -142,23 +149,28 @@ class Pipeline:
             file_bytes=settings.log.file_bytes,
         )
         self._cleanup.callback(self._log.close)
+        if confirmed is not None and self._begun and not self._resyncs:
+            lost = slot_loss(found.slot, self._log.end)
+            if lost is not None:
+                raise lost
         self.stage = "starting Spark"
         self._destination = self._open_destination(f"{identity.system_id}/{found.server.database}")
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
         if found.publication is None:
             self._make_publication(found)
-        self._make_parts(lease)
+        self._make_parts()
         intake = self._parts.intake
         if confirmed is None:
             self.stage = "making the slot"
-            if found.lost is None:
-                self._cleanup.callback(self._drop_unused_slot)
-            intake.make_slot(found.lost)
+            try:
+                intake.make_slot(found.lost)
+            finally:
+                self._made.slot = intake.made_slot and found.lost is None
             self._check_stopped()
         elif confirmed > self._log.end:
             _logger.warning(
-                "the change log was lost or is old; tables will be copied again",
+                "changes are missing in the change log; tables are copied again",
                 log_end=str(self._log.end),
                 slot=str(confirmed),
             )
@@ -169,20 +181,25 @@ class Pipeline:
         self._worker.start()
         self.stage = "running"
 
-    def _open_store(self) -> LeaseKeeper:
+    def _open_store(self) -> None:
         settings = self.settings
-        self._store = self._given_store or open_store(settings)
+        store = self._given_store or open_store(settings)
         if self._given_store is None:
-            self._cleanup.callback(self._store.close)
-        lease = LeaseKeeper(self._store, self._report)
-        lease.acquire(self._stop.is_set)
-        self._cleanup.callback(lease.release)
+            self._cleanup.callback(store.close)
+        self._lease = LeaseKeeper(store, self._report, self._fail)
+        self._lease.acquire(self._stop.is_set)
+        self._cleanup.callback(self._lease.release)
+        self._cleanup.callback(self._take_back_if_unused)
+        self._store = held_store(store, self._lease, self._stop)
+        # Until now another process may have changed what is there.
+        self._store.load_table_schemas()
+        self._store.load_table_replication_states()
+        self._store.load_table_mappings()
         self._check_stopped()
         retries = Retries(
             settings.table_error_retry_delay_ms / 1000, settings.table_error_retry_max_attempts
         )
         self._tables = Tables(self._store, retries)
-        return lease
 
     def _open_destination(self, source: str) -> OpenDestination:
         settings, spark = self.settings, self._given_spark
@@ -194,9 +211,6 @@ class Pipeline:
 
     def _preflight(self) -> Preflight:
         source = self.settings.source
-        states = self._store.get_table_replication_states().values()
-        begun = any(state.phase is not Phase.INIT for state in states)
-        resync = source.on_slot_lost == "resync"
         with connect(self._uri, application_name=self._application) as connection:
             found = preflight(
                 connection,
@@ -205,18 +219,28 @@ class Pipeline:
                 create_publication=source.create_publication,
                 tables=source.tables,
                 types=self.settings.types,
-                strict=not begun,
+                strict=not self._begun,
                 failover=source.failover,
-                resync_lost_slot=resync,
+                resync_lost_slot=self._resyncs,
             )
         for warning in found.warnings:
             _logger.warning(warning)
-        if begun and not found.slot.exists:
+        if self._begun and not found.slot.exists:
             lost = slot_loss(found.slot)
-            if lost is not None and not resync:
+            if lost is not None and not self._resyncs:
                 raise lost
             found = replace(found, lost=lost)
         return found
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the store knows of copies, and so changes may be missing."""
+        states = self._store.get_table_replication_states().values()
+        return any(state.phase is not Phase.INIT for state in states)
+
+    @property
+    def _resyncs(self) -> bool:
+        return self.settings.source.on_slot_lost == "resync"
 
     def _make_publication(self, found: Preflight) -> None:
         publication = self.settings.source.publication
@@ -224,34 +248,28 @@ class Pipeline:
             create_publication(
                 connection, publication, found.create_tables, pipeline=self.settings.name
             )
+        self._made.publication = True
         _logger.info("made the publication", publication=publication)
 
     def _check_stopped(self) -> None:
+        self.check()
         if self._stop.is_set():
             raise Stopped("told to stop while starting")
 
-    def _drop_unused_slot(self) -> None:
-        """A slot that this start made and that no copied table needs would only hold the
-        source's log back. Neither does anyone need what was noted of it."""
-        if self._parts.intake.made_slot and not self._something_copied:
-            self._parts.intake.drop_slot()
-            self._store.drop()
-
-    def _remove_unused_log(self) -> None:
-        """A log that this start made and that no copied table needs."""
-        if not self._something_copied:
-            shutil.rmtree(self.settings.log_folder, ignore_errors=True)
+    def _take_back_if_unused(self) -> None:
+        if self._lease.error is None and not self._something_copied:
+            self._made.take_back(self.settings, self._store, self._application)
 
     @property
     def _something_copied(self) -> bool:
         """Whether the next start can go on from anything."""
         states = [] if self._tables is None else self._tables.all()
-        return any(
-            state.rows_copied or state.followed or state.phase is Phase.SYNC_WAIT
-            for state in states
+        phases = {state.phase if state.error is None else state.error.phase for state in states}
+        return bool(phases & (FOLLOWED | {Phase.SYNC_WAIT})) or any(
+            state.rows_copied for state in states
         )
 
-    def _make_parts(self, lease: LeaseKeeper) -> None:
+    def _make_parts(self) -> None:
         settings, log, metrics = self.settings, self._log, self._metrics
         spark, destination = self._destination.spark, self._destination.destination
         tables = self._tables
@@ -304,7 +322,7 @@ class Pipeline:
             drop_removed=settings.on_table_removed == "drop",
         )
         self._parts = Parts(
-            lease=lease,
+            lease=self._lease,
             log=log,
             tables=tables,
             intake=Intake(
@@ -426,11 +444,20 @@ class Pipeline:
         self._stop.set()
         if self._worker.ident is not None:
             self._worker.join()
-        self._cleanup.close()
+        self._let_go(self._error)
         if self._error is None:
             self._metrics.stopped()
         else:
             self._metrics.failed(self._error)
+
+    def _let_go(self, error: BaseException | None) -> None:
+        try:
+            self._cleanup.close()
+        except Exception as another:
+            if error is None:
+                raise
+            # What ended the pipeline is the error to tell; this is most often its consequence.
+            _logger.warning("not everything could be put in order", error=str(another))
 
     def _end_work(self) -> None:
         self._parts.syncer.close()
@@ -446,7 +473,8 @@ class Pipeline:
     def _table_failed(self, oid: int, error: Exception) -> None:
         """From the threads that copy and apply."""
         cause = self._cause(error)
-        if cause is not error:
+        if cause is not error or isinstance(error, StoreError):
+            # No table is to blame.
             self._fail(cause)
         elif not self._stop.is_set():
             # What fails while all is being ended is met again at the next start, if it is real.

@@ -1,0 +1,43 @@
+"""What a pipeline's first start makes, and takes back if nothing came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from walflow.changelog.removing import remove_log
+from walflow.config import Settings
+from walflow.source.connection import connect
+from walflow.source.publication import drop_publication
+from walflow.source.slots import drop_slot
+from walflow.stores.base import Store
+
+__all__ = ["Made"]
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Made:
+    """What this start, and no earlier one, has made."""
+
+    log: bool = False
+    publication: bool = False
+    slot: bool = False
+
+    def take_back(self, settings: Settings, store: Store, application: str) -> None:
+        """A slot that nobody reads would only hold the source's log back, and neither does anyone
+        need what was noted of it. The log must be closed."""
+        uri, source = settings.source.uri.get_secret_value(), settings.source
+        if self.slot or self.publication:
+            with connect(uri, application_name=application) as connection:
+                if self.slot:
+                    drop_slot(connection, settings.slot)
+                if self.publication:
+                    drop_publication(connection, source.publication)
+        if self.slot:
+            store.drop()
+            _logger.info("nothing was copied: removed what was made for it", slot=settings.slot)
+        if self.log:
+            remove_log(settings.log_folder, settings.name)

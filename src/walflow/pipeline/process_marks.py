@@ -1,0 +1,73 @@
+"""Telling whether the process that holds a lease still lives, where that can be told.
+
+Host names and process numbers do not tell: containers share the one and repeat the other. So the
+id of a holder has a mark of where its process numbers count, and of when the process was started.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from functools import cache
+from pathlib import Path
+
+from walflow.stores.base import Holder
+
+__all__ = ["has_died", "is_alive", "new_id"]
+
+
+def new_id() -> str:
+    """An id for a holder that is this process."""
+    return "/".join((str(uuid.uuid4()), _here(), _start_of(os.getpid()) or ""))
+
+
+def is_alive(holder: Holder) -> bool:
+    """Whether it certainly is."""
+    mark = _mark_of(holder)
+    return mark is not None and _start_of(holder.pid) == mark
+
+
+def has_died(holder: Holder) -> bool:
+    """Whether it certainly has."""
+    mark = _mark_of(holder)
+    return mark is not None and _start_of(holder.pid) != mark
+
+
+def _mark_of(holder: Holder) -> str | None:
+    """When the process was started; None if it is not one of those that can be seen from here."""
+    match holder.id.split("/"):
+        case [_, place, mark] if place == _here() and holder.host == socket.gethostname():
+            return mark
+    return None
+
+
+@cache
+def _here() -> str:
+    """The same for all processes that see one another by their numbers, and for no others."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""  # no Linux: the host's name has to do
+
+
+def _start_of(pid: int) -> str | None:
+    """When the process was started, as a mark; None if there is none of that number."""
+    try:
+        # The name, in parentheses, may have anything in it.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "" if not Path("/proc/self/stat").exists() and _answers(pid) else None
+    state, start = fields[0], fields[19]
+    return None if state in "ZX" else start
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
