@@ -73,7 +73,7 @@ class Dispatcher:
                 continue
             if waits and self._log.end >= state.position:
                 self._tables.move(oid, Phase.CATCHUP)
-                self._lanes.enter(oid)
+                self.dispatch(oid)
             elif due:
                 _logger.info("trying a table again", table=str(state.name), attempt=state.attempts)
                 self.retry(oid)

@@ -128,6 +128,10 @@ class Receiver:
         replication = Replication(source.uri, application_name=source.application_name)
         try:
             replication.start(source.slot, self._log.end, source.publication)
+            with connect(source.uri, application_name=source.application_name) as connection:
+                # Again, now that nobody else can read it: if someone just has, Postgres begins
+                # later than it was asked to, and does not say so.
+                self._check_slot(connection)
             self.streaming.set()
             began = time.monotonic()
             try:
@@ -185,13 +189,15 @@ class Receiver:
             replication.send_status(ask_for_reply=True)
             self._writer.advance(replication.wal_end)
 
-    def _check_source(self, connection: Session, backlog_size: int) -> None:
-        """Between two connections the source may have become another one."""
-        source = self._source
-        read_publication(connection, source.publication)
-        lost = slot_loss(read_slot(connection, source.slot), self._log.end)
+    def _check_slot(self, connection: Session) -> None:
+        lost = slot_loss(read_slot(connection, self._source.slot), self._log.end)
         if lost is not None:
             raise lost
+
+    def _check_source(self, connection: Session, backlog_size: int) -> None:
+        """Between two connections the source may have become another one."""
+        read_publication(connection, self._source.publication)
+        self._check_slot(connection)
         if backlog_size < 0:
             raise SlotLost(
                 f"The server's log ends before {self._log.end}, which was read already: it was "

@@ -141,8 +141,10 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
     if log_end is not None and state.confirmed_flush > log_end:
         return SlotLost(
             f'Someone else has read the replication slot "{state.name}" up to '
-            f"{state.confirmed_flush}: changes since {log_end} are missing.",
-            hint="Start the pipeline again: it copies again what is missing.",
+            f"{state.confirmed_flush}, or the change log is an old one: changes since {log_end} "
+            "are missing.",
+            hint="Let the pipeline copy again what may have missed changes "
+            "(source.on_slot_lost: resync).",
         )
     return None
 
