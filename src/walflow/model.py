@@ -233,6 +233,11 @@ class TableSchema:
         """
         return self._form == other._form
 
+    def same_columns(self, other: TableSchema) -> bool:
+        """Whether both have one form, and no column was dropped and made anew meanwhile."""
+        mine = [column.position for column in self.columns]
+        return self.same_form(other) and mine == [column.position for column in other.columns]
+
     @property
     def _form(self) -> tuple[object, ...]:
         columns = [(column.name, column.spark_type, column.type.base) for column in self.columns]

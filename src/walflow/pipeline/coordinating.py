@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import structlog
@@ -82,10 +83,11 @@ class Coordinator:
     def run(self) -> None:
         """Until told to stop, or an error that ends the pipeline."""
         intake, joiner = self._parts.intake, self._parts.joiner
-        self._when_source_is_there(lambda: joiner.begin(new_slot=intake.made_slot))
-        self._begun.set()
-        while not self._stop.is_set():
-            self._turn()
+        with closing(joiner):
+            self._when_source_is_there(lambda: joiner.begin(new_slot=intake.made_slot))
+            self._begun.set()
+            while not self._stop.is_set():
+                self._turn()
 
     def _turn(self) -> None:
         parts = self._parts

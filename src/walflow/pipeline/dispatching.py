@@ -69,7 +69,7 @@ class Dispatcher:
             oid = state.schema.oid
             waits = state.phase is Phase.SYNC_WAIT
             due = state.error is not None and _is_due(state)
-            if not (waits or due) or self._syncer.has(oid):
+            if not (waits or due) or self.has(oid):
                 continue
             if waits and self._log.end >= state.position:
                 self._tables.move(oid, Phase.CATCHUP)
@@ -79,7 +79,7 @@ class Dispatcher:
                 self.retry(oid)
 
     def retry(self, oid: int) -> TableState:
-        """A table that was set aside goes on where it failed."""
+        """A table that was set aside goes on where it failed. Nobody may be working on it."""
         state = self._tables.retry(oid)
         self.dispatch(oid)
         return state

@@ -66,7 +66,7 @@ class Intake:
             self._metrics.slot_invalidations.inc()
             _logger.warning("making a new slot; tables are copied again", reason=str(lost))
             self.drop_slot()
-        before = {table.schema.oid: table.membership for table in self._published.read()}
+        before = {table.schema.oid: table for table in self._published.read()}
         replication = Replication(self._uri, application_name=self._application)
         try:
             created = replication.create_slot(

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import structlog
 
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, DropsTables, Positioned
-from walflow.errors import PublicationChanged, SourceError, WalflowError
-from walflow.model import Lsn, Phase, TableSchema
+from walflow.errors import SourceError, WalflowError
+from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.mapping import TableMapping, check_apart, conflict
-from walflow.pipeline.published import Published
+from walflow.pipeline.published import News, Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
+from walflow.states import TableError, TableReplicationState
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]
 
 _LOOK_SECONDS = 2.0
+_LOOK_AGAIN_SECONDS = 10.0
+"""When a table is set aside for a reason that no fingerprint shows the end of."""
+_ANSWER_SECONDS = 0.05
+"""The source mostly answers at once; when it does not, the answer is taken at a later turn."""
 _PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
 """Errors that another look at the publication may find gone."""
 
@@ -32,7 +38,8 @@ _logger = structlog.get_logger(__name__)
 
 
 class Joiner:
-    """Used by the coordinating thread, but for ``outgrown``."""
+    """Used by the coordinating thread, but for ``outgrown``. It waits neither for the source nor
+    for the destination there, but for ``begin``."""
 
     def __init__(
         self,
@@ -56,11 +63,19 @@ class Joiner:
         self._reader = reader
         self._dispatcher = dispatcher
         self._drop_removed = drop_removed
-        self._looked = 0.0
+        self._looked = self._compared = 0.0
         self._fingerprint = ""
+        self._news: Future[News] | None = None
         self._lock = threading.Lock()
         self._outgrown: dict[int, str] = {}
         """Tables that have to be copied again, and why."""
+        self._withdrawn: set[int] = set()
+        """Tables that were taken away from whoever had them, for a reason that may be gone."""
+        self._drops: dict[int, Future[None]] = {}
+        """The destination's tables that are being dropped."""
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="walflow-join")
+
+    # At the start.
 
     def begin(self, *, new_slot: bool) -> None:
         """Take over what the store knows, and go on with each table where it stands.
@@ -68,182 +83,67 @@ class Joiner:
         A new slot says nothing of the time before it, so with one everything is copied. Raises
         MappingConflict if two tables would share one of the destination.
         """
-        self._fingerprint = self._published.fingerprint()
-        published = {table.schema.oid: table for table in self._published.read()}
-        check_apart({t.name: self._mapping.destination(t.name) for t in published.values()})
+        self._news = None
+        fingerprint, tables = self._published.fingerprint(), self._published.read()
+        published = {table.schema.oid: table for table in tables}
         stored = self._store.get_table_replication_states()
+        self._check_apart(published, stored)
         mapped = self._store.get_table_mappings()
         for oid, state in stored.items():
-            table = published.get(oid)
-            schema = self._store.get_table_schema(oid) or (
-                table.schema if table is not None else TableSchema(oid, state.table, (), ())
-            )
+            schema = self._last_schema(oid, state, published.get(oid))
             destination = mapped.get(oid) or self._mapping.destination(state.table)
             self._tables.take_over(TableState(schema, destination).with_stored(state))
         new = [table for oid, table in published.items() if oid not in stored]
-        self._tables.add(*(self._first_state(table, new_slot) for table in new))
-        for oid in stored:
-            if oid not in published:
-                self._leave(oid, published.values())
-            elif new_slot:
-                self._start_over(published[oid], "the slot is a new one")
-            else:
-                self._review(published[oid], published.values())
+        known = frozenset(mapped.values())
+        self._tables.add(*(self._first_state(table, known, new_slot) for table in new))
+        with self._lock:
+            self._outgrown.clear()
+        if new_slot:
+            for oid in published.keys() & stored.keys():
+                self._start_over(published[oid], tables, "the slot is a new one")
+        self._fingerprint = fingerprint if self._compare(tables) else ""
         for oid, table in published.items():
-            if not self._dispatcher.has(oid):
+            state_now = self._tables.get(oid)
+            if state_now is None or self._dispatcher.has(oid):
+                continue
+            if state_now.phase is Phase.INIT:
+                self._admit(table, tables)
+            else:
                 self._dispatcher.dispatch(oid, table.bytes)
 
-    def outgrown(self, oid: int, reason: str) -> None:
-        """The table has to be copied again. From the threads that work."""
-        with self._lock:
-            self._outgrown[oid] = reason
+    def _check_apart(
+        self,
+        published: Mapping[int, PublishedTable],
+        stored: Mapping[int, TableReplicationState],
+    ) -> None:
+        """Tables that were set aside for it while the pipeline ran do not keep it from starting."""
+        check_apart(
+            {
+                table.name: self._mapping.destination(table.name)
+                for oid, table in published.items()
+                if oid not in stored or not _in_conflict(stored[oid].error)
+            }
+        )
 
-    def resync(self, oid: int) -> None:
-        """Copy the table again. Nobody may be working on it."""
-        for table in self._published.read():
-            if table.schema.oid == oid:
-                self._reader.drop(oid)
-                self._start_over(table, "an operator asked for it")
-                return
-        raise PublicationChanged("The table is not published any more.")
-
-    def look(self, *, hurry: bool = False) -> None:
-        """Every few seconds: has the publication changed? ``hurry``: there is a reason to think
-        so."""
-        patience = _LOOK_SECONDS / 10 if hurry or self._outgrown else _LOOK_SECONDS
-        if time.monotonic() - self._looked < patience:
-            return
-        self._looked = time.monotonic()
-        try:
-            fingerprint = self._published.fingerprint()
-            changed = fingerprint != self._fingerprint or bool(self._outgrown)
-            if changed and self._compare(self._published.read()):
-                self._fingerprint = fingerprint
-        except SourceError as error:
-            if not error.retry:
-                raise
-            # Receiving meets the same trouble, and tells it.
-            _logger.debug("the publication cannot be read just now", error=str(error))
-
-    def _compare(self, tables: Collection[PublishedTable]) -> bool:
-        """Bring what is followed in line with what is published; False: not all of it, yet."""
-        published = {table.schema.oid: table for table in tables}
-        done = True
-        for state in self._tables.all():
-            if state.schema.oid not in published:
-                done &= self._leave(state.schema.oid, tables)
-        for oid, table in published.items():
-            if self._tables.get(oid) is None:
-                self._join(table)
-            else:
-                done &= self._review(table, tables)
-        return done
-
-    def _join(self, table: PublishedTable) -> None:
-        _logger.info("a table was published", table=str(table.name))
-        self._tables.add(self._first_state(table, new_slot=False))
-        self._admit(table)
-
-    def _review(self, table: PublishedTable, tables: Iterable[PublishedTable]) -> bool:
-        """See to a table that is known; False if that has to wait."""
-        oid = table.schema.oid
-        state = self._tables.get(oid)
-        assert state is not None
-        reason = self._outgrown.get(oid) or self._changed(state, table)
-        if reason is not None:
-            if not self._dispatcher.withdraw(oid):
-                return False
-            with self._lock:
-                self._outgrown.pop(oid, None)
-            if not state.membership.continues(table.membership):
-                self._log.break_off(oid)
-            self._start_over(table, reason)
-        elif state.error is not None and state.error.code in _PASSING and not self._refusal(table):
-            self._dispatcher.retry(oid)
-        elif state.membership != table.membership:
-            # A partition more: it must be known, for the day that it goes.
-            self._tables.update(oid, membership=table.membership)
-        return True
-
-    def _changed(self, state: TableState, table: PublishedTable) -> str | None:
-        """Why the table has to be copied again; None: it need not."""
-        if state.name != table.name:
-            return f"it was {state.name}"
-        destination = self._mapping.destination(table.name)
-        if state.destination != destination:
-            return f"the destination's name for it was {state.destination}"
+    def _last_schema(
+        self, oid: int, state: TableReplicationState, table: PublishedTable | None
+    ) -> TableSchema:
+        """The form that the destination's table has, as far as is known."""
         phase = state.phase if state.error is None else state.error.phase
-        if phase in SYNCED_PHASES:
-            return None  # the copy looks at the table as it is when it begins
-        if not state.membership.continues(table.membership):
-            return "it is published in another way"
-        positions = [column.position for column in state.schema.columns]
-        if not state.schema.same_form(table.schema) or positions != [
-            column.position for column in table.schema.columns
-        ]:
-            return "its form has changed"
-        return None
-
-    def _start_over(self, table: PublishedTable, reason: str) -> None:
-        oid = table.schema.oid
-        _logger.info("a table is copied again", table=str(table.name), reason=reason)
-        self._tables.start_over(
-            oid,
-            schema=table.schema,
-            destination=self._mapping.destination(table.name),
-            membership=table.membership,
+        if phase in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
+            # What was read so far knows its own form.
+            return replace(table.schema, name=state.table)
+        return self._store.get_table_schema(oid) or (
+            table.schema if table is not None else TableSchema(oid, state.table, (), ())
         )
-        self._admit(table)
 
-    def _admit(self, table: PublishedTable) -> None:
-        oid = table.schema.oid
-        refusal = self._refusal(table)
-        if refusal is not None:
-            self._dispatcher.failed(oid, refusal)
-        else:
-            self._dispatcher.dispatch(oid, table.bytes)
-
-    def _refusal(self, table: PublishedTable) -> WalflowError | None:
-        """Why the table cannot be taken in as things are."""
-        if table.problem is not None:
-            return table.problem
-        destination = self._mapping.destination(table.name)
-        others = [
-            state.name
-            for state in self._tables.all()
-            if state.destination == destination and state.schema.oid != table.schema.oid
-        ]
-        return conflict((table.name, *others), destination) if others else None
-
-    def _leave(self, oid: int, tables: Iterable[PublishedTable]) -> bool:
-        """The table is no longer published; if it comes back, it must be copied."""
-        if not self._dispatcher.withdraw(oid):
-            return False
-        state = self._tables.get(oid)
-        if state is None:
-            return True
-        _logger.info("a table is no longer published", table=str(state.name))
-        self._log.break_off(oid)
-        self._reader.drop(oid)
-        taken = {self._mapping.destination(table.name) for table in tables}
-        if self._drop_removed and state.destination not in taken:
-            self._drop(state)
-        self._tables.forget(oid)
-        with self._lock:
-            self._outgrown.pop(oid, None)
-        return True
-
-    def _drop(self, state: TableState) -> None:
-        if isinstance(self._destination, DropsTables):
-            self._destination.drop_table(state.destination_schema)
-            _logger.info("dropped the destination's table", table=str(state.destination))
-
-    def _first_state(self, table: PublishedTable, new_slot: bool) -> TableState:
-        """Of a table that the store does not know: by what the destination says."""
-        fresh = TableState(
-            table.schema, self._mapping.destination(table.name), membership=table.membership
-        )
-        if new_slot or not isinstance(self._destination, Positioned):
+    def _first_state(
+        self, table: PublishedTable, known: Collection[TableName], new_slot: bool
+    ) -> TableState:
+        """Of a table that the store does not know: by what the destination says, unless the store
+        knows that table there as another one's."""
+        fresh = self._fresh_state(table)
+        if new_slot or fresh.destination in known or not isinstance(self._destination, Positioned):
             return fresh
         if self._log.latest_schema(table.schema.oid) is None:
             return fresh  # never heard of
@@ -260,3 +160,283 @@ class Joiner:
             position=str(position),
         )
         return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)
+
+    def _fresh_state(self, table: PublishedTable) -> TableState:
+        return TableState(
+            table.schema, self._mapping.destination(table.name), membership=table.membership
+        )
+
+    # What others ask for.
+
+    def outgrown(self, oid: int, reason: str) -> None:
+        """The table has to be copied again. From the threads that work."""
+        with self._lock:
+            self._outgrown[oid] = reason
+
+    def resync(self, oid: int) -> None:
+        """Copy the table again. Nobody may be working on it."""
+        self._check_rivals(oid)
+        self._reader.drop(oid)
+        self._forget_reasons(oid)
+        self._tables.start_over(oid)
+        self._dispatcher.dispatch(oid)
+
+    def retry(self, oid: int) -> TableState:
+        """Try a table that was set aside again. Nobody may be working on it."""
+        self._check_rivals(oid)
+        return self._dispatcher.retry(oid)
+
+    def roll_back(self, oid: int) -> TableState:
+        """Put the table into its state before, and go on from there if it can be gone on from.
+        Nobody may be working on it. Raises NothingToRollBack."""
+        self._check_rivals(oid)
+        # At the next look: the table may have been another one then.
+        self._withdrawn.add(oid)
+        self._fingerprint = ""
+        before = self._tables.get(oid)
+        after = self._tables.roll_back(oid)
+        assert before is not None
+        copying = (before.phase if before.error is None else before.error.phase) in SYNCED_PHASES
+        if copying and after.followed and not isinstance(self._destination, Positioned):
+            self.outgrown(oid, "nobody knows how much of a copy the destination has got")
+        return after
+
+    def _check_rivals(self, oid: int) -> None:
+        state = self._tables.get(oid)
+        assert state is not None
+        rivals = [
+            other.name
+            for other in self._tables.all()
+            if other.schema.oid != oid
+            and other.destination == state.destination
+            and not _in_conflict(other.error)
+        ]
+        if rivals:
+            raise conflict((state.name, *rivals), state.destination)
+
+    # What the source publishes now.
+
+    def look(self, *, hurry: bool = False) -> None:
+        """Every few seconds: has the publication changed? ``hurry``: there is a reason to think
+        so."""
+        now = time.monotonic()
+        if self._news is None:
+            again = any(map(self._dispatcher.withdraw, self._pending()))
+            patience = _LOOK_SECONDS / 10 if hurry or again else _LOOK_SECONDS
+            if now - self._looked < patience:
+                return
+            self._looked = now
+            all_of_it = again or (
+                now - self._compared >= _LOOK_AGAIN_SECONDS
+                and any(_is_passing(state.error) for state in self._tables.all())
+            )
+            since = None if all_of_it else self._fingerprint
+            self._news = self._pool.submit(self._published.news, since)
+        wait([self._news], _ANSWER_SECONDS)
+        if self._news.done():
+            news, self._news = self._news, None
+            self._take_in(news)
+
+    def _pending(self) -> set[int]:
+        """Tables that someone may have to let go of before they are seen to."""
+        with self._lock:
+            return self._withdrawn | self._outgrown.keys()
+
+    def _take_in(self, answer: Future[News]) -> None:
+        try:
+            news = answer.result()
+        except SourceError as error:
+            if not error.retry:
+                raise
+            # Receiving meets the same trouble, and tells it.
+            _logger.debug("the publication cannot be read just now", error=str(error))
+            return
+        if news.tables is not None:
+            self._compared = time.monotonic()
+            self._fingerprint = news.fingerprint if self._compare(news.tables) else ""
+
+    def _compare(self, tables: Collection[PublishedTable]) -> bool:
+        """Bring what is followed in line with what is published; False: not all of it, yet."""
+        published = {table.schema.oid: table for table in tables}
+        states = {state.schema.oid: state for state in self._tables.all()}
+        with self._lock:
+            reasons = {oid: why for oid, why in self._outgrown.items() if oid in published}
+        for oid, table in published.items():
+            if oid in states and oid not in reasons:
+                reason = self._changed(states[oid], table)
+                if reason is not None:
+                    reasons[oid] = reason
+        for oid in self._drops.keys() & published.keys():
+            # It is published again; what it had in the destination is gone, or soon will be.
+            reasons.setdefault(oid, "it was not published for a time")
+        gone = states.keys() - published.keys()
+        # All of them first: tables may have exchanged their names, and no two may be at work on
+        # one table of the destination.
+        working = {oid for oid in (gone | reasons.keys()) if not self._withdraw(oid)}
+        working |= {oid for oid in reasons.keys() - working if self._is_dropping(oid)}
+        working |= {oid for oid in gone - working if not self._leave(states[oid], tables)}
+        taken = {states[oid].destination for oid in working}
+        done = not working
+        for oid, table in published.items():
+            if oid in working:
+                continue
+            if oid in states and oid not in reasons:
+                done &= self._go_on(states[oid], table, tables)
+            elif self._mapping.destination(table.name) in taken:
+                done = False
+            elif oid in states:
+                self._change(states[oid], table, tables, reasons[oid])
+            else:
+                _logger.info("a table was published", table=str(table.name))
+                self._tables.add(self._fresh_state(table))
+                self._admit(table, tables)
+        return done
+
+    def _changed(self, state: TableState, table: PublishedTable) -> str | None:
+        """Why the table has to be copied again; None: it need not."""
+        if state.name != table.name:
+            return f"it was {state.name}"
+        destination = self._mapping.destination(table.name)
+        if state.destination != destination:
+            return f"the destination's name for it was {state.destination}"
+        if (state.phase if state.error is None else state.error.phase) is Phase.INIT:
+            return None  # the copy looks at the table as it is when it begins
+        if not state.membership.continues(table.membership):
+            return "it is published in another way"
+        return None if state.schema.same_columns(table.schema) else "its form has changed"
+
+    def _withdraw(self, oid: int) -> bool:
+        self._withdrawn.add(oid)
+        return self._dispatcher.withdraw(oid)
+
+    def _forget_reasons(self, oid: int) -> None:
+        self._withdrawn.discard(oid)
+        with self._lock:
+            self._outgrown.pop(oid, None)
+
+    def _go_on(
+        self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
+    ) -> bool:
+        """See to a table that need not be copied again; False if that has to wait."""
+        oid = table.schema.oid
+        if state.membership != table.membership:
+            # A partition more: it must be known, for the day that it goes.
+            self._tables.update(oid, membership=table.membership)
+        if oid in self._withdrawn:
+            if not self._dispatcher.withdraw(oid):
+                return False
+            self._withdrawn.discard(oid)
+            self._dispatcher.dispatch(oid, table.bytes)
+        elif _is_passing(state.error) and self._refusal(table, tables) is None:
+            if self._dispatcher.has(oid):
+                return False
+            self._dispatcher.retry(oid)
+        return True
+
+    def _change(
+        self,
+        state: TableState,
+        table: PublishedTable,
+        tables: Collection[PublishedTable],
+        reason: str,
+    ) -> None:
+        if not state.membership.continues(table.membership):
+            self._log.break_off(table.schema.oid)
+        self._start_over(table, tables, reason)
+
+    def _start_over(
+        self, table: PublishedTable, tables: Collection[PublishedTable], reason: str
+    ) -> None:
+        oid = table.schema.oid
+        _logger.info("a table is copied again", table=str(table.name), reason=reason)
+        self._forget_reasons(oid)
+        self._tables.start_over(
+            oid,
+            schema=table.schema,
+            destination=self._mapping.destination(table.name),
+            membership=table.membership,
+        )
+        self._admit(table, tables)
+
+    def _admit(self, table: PublishedTable, tables: Collection[PublishedTable]) -> None:
+        oid = table.schema.oid
+        refusal = self._refusal(table, tables)
+        if refusal is not None:
+            self._dispatcher.failed(oid, refusal)
+        else:
+            self._dispatcher.dispatch(oid, table.bytes)
+
+    def _refusal(
+        self, table: PublishedTable, tables: Collection[PublishedTable]
+    ) -> WalflowError | None:
+        """Why the table cannot be taken in as things are."""
+        if table.problem is not None:
+            return table.problem
+        destination = self._mapping.destination(table.name)
+        rivals = []
+        for other in tables:
+            state = self._tables.get(other.schema.oid)
+            if (
+                state is not None
+                and other.schema.oid != table.schema.oid
+                and self._mapping.destination(other.name) == destination
+                and not _in_conflict(state.error)
+            ):
+                rivals.append(other.name)
+        return conflict((table.name, *rivals), destination) if rivals else None
+
+    def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
+        """The table is no longer published; if it comes back, it must be copied. False: ask
+        again."""
+        oid = state.schema.oid
+        if not self._dropped(state, tables):
+            return False
+        _logger.info("a table is no longer published", table=str(state.name))
+        self._log.break_off(oid)
+        self._reader.drop(oid)
+        self._tables.forget(oid)
+        self._forget_reasons(oid)
+        return True
+
+    def _dropped(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
+        """Have the destination's table dropped, if that is wanted; False while it is under way."""
+        oid, destination = state.schema.oid, self._destination
+        if oid not in self._drops:
+            needed = {self._mapping.destination(table.name) for table in tables}
+            if (
+                not self._drop_removed
+                or not isinstance(destination, DropsTables)
+                or state.destination in needed
+                or _in_conflict(state.error)
+            ):
+                return True
+            self._drops[oid] = self._pool.submit(destination.drop_table, state.destination_schema)
+        return not self._is_dropping(oid)
+
+    def _is_dropping(self, oid: int) -> bool:
+        drop = self._drops.get(oid)
+        if drop is None:
+            return False
+        if not drop.done():
+            return True
+        del self._drops[oid]
+        if (error := drop.exception()) is not None:
+            _logger.warning(
+                "the destination's table was not dropped, and stays",
+                error=str(error),
+                hint=getattr(error, "hint", ""),
+            )
+        return False
+
+    def close(self) -> None:
+        """Wait for what is under way. Repeats safely."""
+        self._pool.shutdown()
+
+
+def _is_passing(error: TableError | None) -> bool:
+    return error is not None and error.code in _PASSING
+
+
+def _in_conflict(error: TableError | None) -> bool:
+    """Whether a table was set aside for its name: then it has no table of the destination."""
+    return error is not None and error.code == "MappingConflict"

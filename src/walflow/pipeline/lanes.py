@@ -80,8 +80,8 @@ class Lanes:
         failed: Callable[[int, Exception], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """``outgrown``, ``failed`` and ``fatal`` are told from the jobs' threads, after the lane
-        was left."""
+        """``outgrown``, ``failed`` and ``fatal`` are told from the jobs' threads, while the table
+        still counts as being worked on."""
         self._spark = spark
         self._log = log
         self._destination = destination
@@ -210,20 +210,24 @@ class Lanes:
                 pass
             self._idle(oid, lane)
         except Outgrown as outgrown:
+            if self._give_up(lane):
+                self._outgrown(oid, outgrown.reason)
             self._end(oid, lane)
-            self._outgrown(oid, outgrown.reason)
         except Exception as error:
-            if not self._end(oid, lane):
+            if self._give_up(lane):
                 self._failed(oid, error)
-        else:
-            return
+            self._end(oid, lane)
 
-    def _end(self, oid: int, lane: _Lane) -> bool:
-        """The lane is left; True if it had been left before, so that nobody cares how it ended."""
+    def _give_up(self, lane: _Lane) -> bool:
+        """Apply nothing more; False if it had been left before: then nobody cares how it ended."""
         with self._lock:
-            was_left, lane.left, lane.running = lane.left, True, False
+            was_left, lane.left = lane.left, True
+            return not was_left
+
+    def _end(self, oid: int, lane: _Lane) -> None:
+        with self._lock:
+            lane.running = False
             self._lanes.pop(oid, None)
-            return was_left
 
     def _idle(self, oid: int, lane: _Lane) -> None:
         """The job ends; more may have come just now."""

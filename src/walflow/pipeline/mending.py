@@ -48,10 +48,7 @@ def check_plan(
     oldest = min(done.position for done in finished)
     if max(done.position for done in finished) > position:
         raise StartOver("it was read under a newer snapshot")
-    positions = [column.position for column in table.schema.columns]
-    if not plan.schema.same_form(table.schema) or positions != [
-        column.position for column in plan.schema.columns
-    ]:
+    if not plan.schema.same_columns(table.schema):
         raise StartOver("the table has another form now")
     if plan.row_filter != table.row_filter:
         raise StartOver("the row filter has changed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import psycopg
@@ -15,9 +16,16 @@ from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect
 from walflow.source.watch import publication_fingerprint
 
-__all__ = ["Published"]
+__all__ = ["News", "Published"]
 
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    fingerprint: str
+    tables: list[PublishedTable] | None
+    """What is published, not older than the fingerprint; None: as it was."""
 
 
 class Published(Closing):
@@ -37,6 +45,11 @@ class Published(Closing):
     def fingerprint(self) -> str:
         """Changes when anything but the sizes in ``read`` does; cheap."""
         return self._ask(lambda session: publication_fingerprint(session, self._publication))
+
+    def news(self, since: str | None) -> News:
+        """What is published, if that has changed since this fingerprint (None: in any case)."""
+        fingerprint = self.fingerprint()
+        return News(fingerprint, None if fingerprint == since else self.read())
 
     def _ask(self, question: Callable[[Session], _Answer]) -> _Answer:
         with self._lock:

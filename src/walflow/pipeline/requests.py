@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from walflow.errors import NothingToRollBack, RequestRefused, UnknownTable, WalflowError
+from walflow.errors import RequestRefused, UnknownTable, WalflowError
 from walflow.model import Phase, TableName
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.joining import Joiner
@@ -56,7 +56,7 @@ class Requests:
             case Action.RESYNC:
                 return self._resync(state)
 
-    def _retry(self, state: TableState) -> str:
+    def _retry(self, state: TableState) -> str | None:
         if state.error is None:
             raise RequestRefused(
                 f"{state.name} was not set aside: its phase is {state.phase}.",
@@ -67,20 +67,17 @@ class Requests:
                 f"Trying {state.name} again cannot help: {state.error.hint}",
                 hint=f"walflow resync {state.name}",
             )
-        after = self._dispatcher.retry(state.schema.oid)
+        if self._dispatcher.has(state.schema.oid):
+            return None  # it failed just now
+        after = self._joiner.retry(state.schema.oid)
         return f"{state.name} is tried again from {after.phase}"
 
     def _roll_back(self, state: TableState) -> str | None:
         if not self._dispatcher.withdraw(state.schema.oid):
             return None
-        try:
-            after = self._tables.roll_back(state.schema.oid)
-        except NothingToRollBack:
-            self._dispatcher.dispatch(state.schema.oid)
-            raise
+        after = self._joiner.roll_back(state.schema.oid)
         if after.phase is Phase.ERRORED:
             return f"{state.name} is set aside again, as it was before"
-        self._dispatcher.dispatch(state.schema.oid)
         return f"{state.name} went back from {state.phase} to {after.phase}"
 
     def _resync(self, state: TableState) -> str | None:

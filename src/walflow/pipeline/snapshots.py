@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from walflow.changelog import ChangeLog
 from walflow.errors import PublicationChanged
 from walflow.model import Lsn
 from walflow.pipeline.published import Published
 from walflow.source.catalog import PublishedTable
 from walflow.source.snapshot import OpenSnapshot, keep_snapshot
 from walflow.source.wire import CreatedSlot, Replication
-from walflow.states import Membership
 
 __all__ = ["NewSlot", "Snapshots"]
 
@@ -31,14 +31,14 @@ class NewSlot:
     replication: Replication
     """Holds the snapshot until its next command."""
     created: CreatedSlot
-    published: Mapping[int, Membership]
+    published: Mapping[int, PublishedTable]
     """The tables that were published before the slot was made."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
     snapshot: OpenSnapshot
-    published: Mapping[int, Membership]
+    published: Mapping[int, PublishedTable]
     """Before it was taken."""
     seen: tuple[str, Mapping[int, PublishedTable]]
     """What was published after it was taken, and the fingerprint of that."""
@@ -48,9 +48,9 @@ class _Held:
 class Snapshots:
     """Makes snapshots as they are needed, and holds each while it is read.
 
-    A snapshot serves a table if the table was published, in the way that it is now, before the
-    snapshot was taken: otherwise rows of the time in between would be in neither copy nor log.
-    All calls may come from several threads.
+    A snapshot serves a table if the table was published, in the way and form that it is now,
+    before the snapshot was taken: otherwise rows of the time in between would be in neither copy
+    nor log, or there in a form that is not the copy's. All calls may come from several threads.
     """
 
     def __init__(
@@ -78,13 +78,14 @@ class Snapshots:
             self._take_over(new)
 
     @contextmanager
-    def use(self, oid: int) -> Iterator[tuple[OpenSnapshot, PublishedTable]]:
-        """A snapshot that serves the table, and the table as it is published now.
+    def use(self, oid: int, log: ChangeLog) -> Iterator[tuple[OpenSnapshot, PublishedTable]]:
+        """A snapshot that serves the table and that the log goes on from, and the table as it is
+        published now.
 
         Raises PublicationChanged if it is not published any more.
         """
         with self._finding:
-            held, table = self._find(oid)
+            held, table = self._find(oid, log)
         try:
             yield held.snapshot, table
         finally:
@@ -108,13 +109,14 @@ class Snapshots:
                 held.snapshot.keeper.close()
             self._held.clear()
 
-    def _find(self, oid: int) -> tuple[_Held, PublishedTable]:
+    def _find(self, oid: int, log: ChangeLog) -> tuple[_Held, PublishedTable]:
         """Counts the caller as a user."""
         with self._lock:
             newest_first = self._held[::-1]
         for held in newest_first:
             table = self._described(held, oid)
-            if _serves(held, table) and held.snapshot.keeper.alive() and self._count(held):
+            serves = _serves(held, table) and log.covers(oid, held.snapshot.position)
+            if serves and held.snapshot.keeper.alive() and self._count(held):
                 return held, table
         held = self._make()
         table = self._described(held, oid)
@@ -132,9 +134,11 @@ class Snapshots:
         """The table as it is now. Sizes may be older, but not older than the snapshot: pages with
         rows that it sees are all counted."""
         fingerprint = self._published.fingerprint()
-        if held.seen[0] != fingerprint:
-            held.seen = fingerprint, self._read()
         table = held.seen[1].get(oid)
+        # The fingerprint says nothing of rights.
+        if held.seen[0] != fingerprint or table is None or table.problem is not None:
+            held.seen = fingerprint, self._read()
+            table = held.seen[1].get(oid)
         if table is None:
             raise PublicationChanged(f"the table with oid {oid} is not published any more")
         return table
@@ -143,7 +147,7 @@ class Snapshots:
         return {table.schema.oid: table for table in self._published.read()}
 
     def _make(self) -> _Held:
-        before = {oid: table.membership for oid, table in self._read().items()}
+        before = self._read()
         replication = Replication(self._uri, application_name=self._application)
         try:
             created = replication.create_slot(
@@ -187,4 +191,8 @@ class Snapshots:
 
 def _serves(held: _Held, table: PublishedTable) -> bool:
     then = held.published.get(table.schema.oid)
-    return then is not None and then.continues(table.membership)
+    return (
+        then is not None
+        and then.membership.continues(table.membership)
+        and then.schema.same_columns(table.schema)
+    )

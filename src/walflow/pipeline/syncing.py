@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,7 +17,7 @@ from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination
 from walflow.errors import Stopped
 from walflow.failpoints import failpoint
-from walflow.model import Phase
+from walflow.model import Lsn, Phase
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.handing_over import hand_over
 from walflow.pipeline.reading import CopyReader, ReadCopy
@@ -86,7 +86,8 @@ class Syncer:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._queue: list[tuple[int, int]] = []
-        self._running: set[int] = set()
+        self._running: dict[int, threading.Event] = {}
+        """What is being worked on, and how to have that broken off."""
         self._postponed: dict[int, _Postponed] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="walflow-sync")
 
@@ -100,9 +101,10 @@ class Syncer:
         job.add_done_callback(self._check)
 
     def remove(self, oid: int) -> bool:
-        """Take the table off; False if it is being worked on: ask again later."""
+        """Take the table off; False if it is being worked on: that ends soon, ask again later."""
         with self._lock:
             if oid in self._running:
+                self._running[oid].set()
                 return False
             self._queue = [entry for entry in self._queue if entry[1] != oid]
             heapq.heapify(self._queue)
@@ -140,13 +142,14 @@ class Syncer:
             if self._stop.is_set() or not self._queue:
                 return
             size, oid = heapq.heappop(self._queue)
-            self._running.add(oid)
+            taken_off = self._running[oid] = threading.Event()
         try:
-            self._sync(oid)
+            self._sync(oid, taken_off)
         except Stopped:
             pass
         except Exception as error:
-            if not self._stop.is_set():
+            # Of one that was taken off nobody cares how it ended.
+            if not taken_off.is_set():
                 self._metrics.worker_failed("copy", error)
                 self._after(oid, -size, error)
         else:
@@ -154,7 +157,7 @@ class Syncer:
                 self._postponed.pop(oid, None)
         finally:
             with self._lock:
-                self._running.discard(oid)
+                del self._running[oid]
 
     def _after(self, oid: int, size: int, error: Exception) -> None:
         if not is_of_the_source(error):
@@ -170,7 +173,7 @@ class Syncer:
             "a copy was interrupted; going on soon", error=str(error), seconds=round(pause, 1)
         )
 
-    def _sync(self, oid: int) -> None:
+    def _sync(self, oid: int, taken_off: threading.Event) -> None:
         state = self._tables.get(oid)
         if state is None:
             return
@@ -180,16 +183,20 @@ class Syncer:
             if copy is None:
                 self._tables.move(oid, Phase.DATA_SYNC)
         if copy is None:
-            copy = self._read(oid)
-        self._hand_over(oid, copy)
+            copy = self._read(oid, taken_off)
+        if not taken_off.is_set():
+            self._hand_over(oid, copy)
 
-    def _read(self, oid: int) -> ReadCopy:
+    def _read(self, oid: int, taken_off: threading.Event) -> ReadCopy:
         began = time.monotonic()
-        with self._snapshots.use(oid) as (snapshot, table):
+        with self._snapshots.use(oid, self._log) as (snapshot, table):
             if table.problem is not None:
                 raise table.problem
-            state = self._tables.get(oid)
-            assert state is not None
+            state = self._known(oid)
+            if not state.membership.continues(table.membership):
+                # What was read before is of a time that the log does not reach back to.
+                self._reader.drop(oid)
+                state = replace(state, position=Lsn(0))
             facts = {
                 "schema": table.schema,
                 "membership": table.membership,
@@ -206,7 +213,7 @@ class Syncer:
                 table,
                 snapshot,
                 progress=lambda rows: self._progress(oid, rows),
-                stop=self._stop,
+                stop=taken_off,
             )
         self._log.store_schema(copy.schema)
         self._store.store_table_schema(copy.schema)
@@ -255,7 +262,10 @@ class Syncer:
 
     def close(self) -> None:
         """End soon: a copy that is under way is broken off, a hand-over finished."""
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
+            for taken_off in self._running.values():
+                taken_off.set()
         while self.reading:
             self.cancel()
             time.sleep(_CANCEL_SECONDS)

@@ -186,9 +186,12 @@ class Tables:
         """Go back to the state before; raises NothingToRollBack."""
         with self._moving[oid]:
             stored = self._store.rollback_table_replication_state(oid)
+            # The form that the destination's table had then, if there was one.
+            form = self._store.get_table_schema(oid, stored.position)
             with self._lock:
-                state = self._states[oid].with_stored(stored)
-                self._states[oid] = state
+                now = self._states[oid]
+                schema = replace(form or now.schema, name=stored.table)
+                state = self._states[oid] = replace(now, schema=schema).with_stored(stored)
             return state
 
     def forget(self, oid: int) -> None:
