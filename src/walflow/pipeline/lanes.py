@@ -23,6 +23,7 @@ from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.tables import Tables, TableState
+from walflow.spark.jobs import in_pool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -302,7 +303,9 @@ class Lanes:
         events = Events(span, (changes,))
         began = time.monotonic()
         failpoint("apply.write", state.name)
-        self._write(state, events)
+        pool = "ready" if state.phase is Phase.READY else "catchup"
+        with in_pool(self._spark, pool):
+            self._write(state, events)
         failpoint("apply.written", state.name)
         self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
         self._metrics.events_processed(state.name).inc(stats.rows)

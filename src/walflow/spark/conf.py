@@ -46,6 +46,8 @@ _DRIVER_CONF: Mapping[str, str] = {
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "10",
+    # Tables that catch up or are copied leave those that are followed their part: jobs.in_pool.
+    "spark.scheduler.mode": "FAIR",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     # An executor that dies in Python should say where.

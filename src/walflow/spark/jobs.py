@@ -1,4 +1,4 @@
-"""Jobs that can be broken off from another thread."""
+"""Jobs that share Spark fairly, and that can be broken off from another thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from walflow.spark.connect import is_remote_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["cancel_jobs", "tagged"]
+__all__ = ["cancel_jobs", "in_pool", "tagged"]
 
 
 @contextmanager
@@ -38,6 +38,21 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
     finally:
         context.setInterruptOnCancel(False)
         context.removeJobTag(tag)
+
+
+@contextmanager
+def in_pool(session: SparkSession, pool: str) -> Iterator[None]:
+    """What this thread runs inside gets as large a part of Spark as every other pool's work, not
+    what earlier jobs leave over. A Spark Connect server shares as it is set up to."""
+    if is_remote_session(session):
+        yield
+        return
+    context = session.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", pool)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
