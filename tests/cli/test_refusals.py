@@ -158,8 +158,10 @@ def test_a_full_disk(room: Room, database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with small_disk(room.path / "disk") as disk:
         (disk / "filler").write_bytes(bytes(disk_free(disk)))
-        message = refused(room, 31, database.uri, "--create-publication", "--log", disk / "log")
-        assert "Free space" in message
+        arguments = (database.uri, "--create-publication", "--log", disk / "log")
+        # The store is there too, unless it is named, and opened first.
+        assert "Free space" in refused(room, 70, *arguments)
+        assert "Free space" in refused(room, 31, *arguments, "--set", "store.uri=memory:")
         assert [entry.name for entry in disk.iterdir()] == ["filler"]
     assert nothing_made(database)
 

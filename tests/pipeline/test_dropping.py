@@ -246,6 +246,19 @@ def test_a_source_that_is_away(database: Database, settings: Settings) -> None:
     assert (database.execute(SLOTS), database.execute(PUBLICATIONS)) == ([], [])
 
 
+@pytest.mark.parametrize("left", [("lock",), ("lock", "data", "journal", "log.json.tmp")])
+def test_a_log_that_was_half_made_or_half_removed(
+    database: Database, settings: Settings, store: Store, left: tuple[str, ...]
+) -> None:
+    for name in left:
+        path = settings.log_folder / name
+        path.mkdir() if name in ("data", "journal") else path.touch()
+    drop_pipeline(settings, store, find_remains(settings, store))
+    store.close()
+    remove_leftovers(settings)
+    assert not settings.log_folder.exists()
+
+
 def test_files_of_others_stay_in_the_folder(database: Database, settings: Settings) -> None:
     make(database, settings)
     (settings.log_folder / "diary.txt").write_text("dear diary")
@@ -262,6 +275,16 @@ def test_a_store_with_something_in_it_stays(settings: Settings, store: Store) ->
     remove_leftovers(settings)
     with closing(open_store(settings)) as again:
         assert again.get_table_replication_states() == {1: state}
+
+
+@pytest.mark.parametrize(
+    ("content", "stays"), [(b"", False), (b"not a database, and long enough to be one" * 9, True)]
+)
+def test_a_file_that_never_became_a_store(settings: Settings, content: bytes, stays: bool) -> None:
+    settings.log_folder.mkdir()
+    (settings.log_folder / "state.db").write_bytes(content)
+    remove_leftovers(settings)
+    assert settings.log_folder.exists() is stays
 
 
 @pytest.mark.spark

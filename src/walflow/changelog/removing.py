@@ -29,21 +29,21 @@ def own_log(folder: Path, pipeline: str) -> LogIdentity | None:
 
 
 def remove_log(folder: Path, pipeline: str) -> bool:
-    """Remove the pipeline's log from the folder, and nothing else that is there; False if there
-    is none. Raises LogForeign, or LogInUse while it is being written. Repeats safely.
+    """Remove the pipeline's log from the folder, also one whose making or removal was broken off,
+    and nothing else that is there; False if there is none. Raises LogForeign, or LogInUse while
+    it is being written. Repeats safely.
     """
     with disk_errors(folder):
-        if own_log(folder, pipeline) is None:
+        # The lock is made first and removed last.
+        if own_log(folder, pipeline) is None and not (folder / LOCK).exists():
             return False
         descriptor = lock(folder)
         try:
             for name in FOLDERS:
                 if (folder / name).exists():
                     shutil.rmtree(folder / name)
-            (folder / (HEAD + TEMPORARY)).unlink(missing_ok=True)
-            # Last: as long as it is there, the folder is known as this pipeline's log.
-            (folder / HEAD).unlink()
-            (folder / LOCK).unlink()
+            for name in (HEAD + TEMPORARY, HEAD, LOCK):
+                (folder / name).unlink(missing_ok=True)
         finally:
             os.close(descriptor)
     return True

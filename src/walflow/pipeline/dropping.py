@@ -145,8 +145,8 @@ def drop_pipeline(
         if destination is not None:
             _drop_tables(destination, remains.tables, check, tell)
         check()
-        if remains.log is not None and remove_log(remains.log, settings.name):
-            tell(f"removed the change log {remains.log}")
+        if remove_log(settings.log_folder, settings.name):
+            tell(f"removed the change log {settings.log_folder}")
         failpoint("drop.store", settings.name)
         if store is not None:
             store.drop()
@@ -166,10 +166,11 @@ def remove_leftovers(settings: Settings) -> None:
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether it is a store, and no pipeline has an entry in it."""
+    """Whether it is a store, if only the beginning of one, and no pipeline has an entry in it."""
     with contextlib.closing(sqlite3.connect(file)) as connection:
         try:
-            return not any(
+            made = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            return not made or not any(
                 connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone()
                 for table in sql_tables.ALL
             )
