@@ -1,4 +1,4 @@
-"""The one Spark session of a test run."""
+"""The one Spark session of a test run, and Spark outside its process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.clusters import ConnectServer, StandaloneCluster
 from walflow.config import SparkSettings
 from walflow.destinations.iceberg.tables import EXTENSIONS
 from walflow.spark.jars import ICEBERG
@@ -36,3 +37,17 @@ def spark() -> Iterator[SparkSession]:
     session = make_session(settings, [ICEBERG], {"spark.sql.extensions": EXTENSIONS})
     yield session
     stop_session(session)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """Two workers, for programs that a test starts: a process has one session."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A Spark Connect server, for programs that a test starts."""
+    with ConnectServer(tmp_path_factory.mktemp("connect")) as running:
+        yield running
