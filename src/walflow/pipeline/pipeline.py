@@ -18,6 +18,7 @@ from walflow.destinations.base import Destination
 from walflow.errors import Stopped, StoreError, WalflowError
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
+from walflow.pipeline.apart import check_store_apart
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dispatching import Dispatcher
@@ -43,7 +44,7 @@ from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error, make_session
-from walflow.stores import open_store
+from walflow.stores import open_store, state_file
 from walflow.stores.base import Action, Report, Request, Store
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class Pipeline:
     def _start(self) -> None:
         settings = self.settings
         new_folder = not settings.log_folder.exists()
-        if new_folder:
+        file = state_file(settings)
+        if file is not None and not file.exists():
             self._cleanup.callback(remove_leftovers, settings)
         self.stage = "opening the store"
         self._open_store()
@@ -157,8 +159,7 @@ class Pipeline:
         self._destination = self._open_destination(f"{identity.system_id}/{found.server.database}")
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
-        if found.publication is None:
-            self._make_publication(found)
+        self._publish(found)
         self._make_parts()
         intake = self._parts.intake
         if confirmed is None:
@@ -242,14 +243,17 @@ class Pipeline:
     def _resyncs(self) -> bool:
         return self.settings.source.on_slot_lost == "resync"
 
-    def _make_publication(self, found: Preflight) -> None:
+    def _publish(self, found: Preflight) -> None:
+        """Make the publication, if it is missing."""
         publication = self.settings.source.publication
         with connect(self._uri, application_name=self._application) as connection:
-            create_publication(
-                connection, publication, found.create_tables, pipeline=self.settings.name
-            )
-        self._made.publication = True
-        _logger.info("made the publication", publication=publication)
+            if found.publication is None:
+                create_publication(
+                    connection, publication, found.create_tables, pipeline=self.settings.name
+                )
+                self._made.publication = True
+                _logger.info("made the publication", publication=publication)
+            check_store_apart(connection, self.settings)
 
     def _check_stopped(self) -> None:
         self.check()

@@ -24,7 +24,7 @@ from walflow.pipeline.reading import CopyReader, ReadCopy
 from walflow.pipeline.retrying import is_of_the_source
 from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.tables import Tables, TableState
-from walflow.spark.jobs import cancel_jobs
+from walflow.spark.jobs import cancel_jobs, in_pool
 from walflow.stores.base import SchemaStore
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class Syncer:
             size, oid = heapq.heappop(self._queue)
             taken_off = self._running[oid] = threading.Event()
         try:
-            self._sync(oid, taken_off)
+            with in_pool(self._spark, "copy"):
+                self._sync(oid, taken_off)
         except Stopped:
             pass
         except Exception as error:
