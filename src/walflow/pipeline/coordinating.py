@@ -85,9 +85,9 @@ class Coordinator:
         intake, joiner = self._parts.intake, self._parts.joiner
         with closing(joiner):
             self._when_source_is_there(lambda: joiner.begin(new_slot=intake.made_slot))
-            # What was asked for while nobody ran comes first: who waits for the end waits for it too.
-        self._parts.requests.look()
-        self._begun.set()
+            # What was asked for while nobody ran comes first: who waits for the end waits for it.
+            self._parts.requests.look()
+            self._begun.set()
             while not self._stop.is_set():
                 self._turn()
 
