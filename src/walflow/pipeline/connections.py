@@ -23,10 +23,21 @@ class Connections:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._free = limit
+        self._used = 0
         self._holders = 0
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
+
+    @property
+    def limit(self) -> int:
+        """How many there are. Fewer than are in use just now: as these come back."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
 
     @contextmanager
     def share(self, wanted: int, stop: threading.Event) -> Iterator[int]:
@@ -39,7 +50,7 @@ class Connections:
             yield granted
         finally:
             with self._changed:
-                self._free += granted
+                self._used -= granted
                 self._holders -= 1
                 self._changed.notify_all()
 
@@ -48,13 +59,13 @@ class Connections:
         with self._changed:
             self._waiting.append(ticket)
             try:
-                while not (self._waiting[0] is ticket and self._free):
+                while not (self._waiting[0] is ticket and self._used < self._limit):
                     if stop.is_set():
                         raise Stopped("the copy was told to stop")
                     self._changed.wait(_LOOK_SECONDS)
                 fair = self._limit // (self._holders + len(self._waiting))
-                granted = min(wanted, max(1, fair), self._free)
-                self._free -= granted
+                granted = min(wanted, max(1, fair), self._limit - self._used)
+                self._used += granted
                 self._holders += 1
                 return granted
             finally:
