@@ -35,6 +35,7 @@ _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 _REQUEST_SECONDS = 1.0
 _SAVE_SECONDS = 2.0
+_LAG_SECONDS = 2.0
 
 _logger = structlog.get_logger(__name__)
 
@@ -103,8 +104,7 @@ class Coordinator:
         if now - self._asked >= _REQUEST_SECONDS:
             self._asked = now
             parts.requests.look()
-        self.status()  # for the metrics, whether or not anyone looks
-        self._share_cores()
+        self._share_cores(self.status())  # which is for the metrics, too
         self._retire()
         if now - self._saved >= _SAVE_SECONDS:
             self._saved = now
@@ -170,10 +170,10 @@ class Coordinator:
 
     # Sharing what there is.
 
-    def _share_cores(self) -> None:
-        """A copy beside tables that are followed leaves them a core to go on with."""
+    def _share_cores(self, status: PipelineStatus) -> None:
+        """Copies may have all of Spark's cores, unless tables that are followed wait for one."""
         limit = min(self._settings.max_copy_connections, self._cores)
-        if any(state.followed for state in self._parts.tables.all()):
+        if any(state.followed and state.lag_seconds > _LAG_SECONDS for state in status.tables):
             limit = min(limit, max(1, self._cores - 1))
         self._parts.connections.limit = limit
 
