@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow.parquet as parquet
 from psycopg import sql
 
-from tests.conftest import Database
 from tests.pipeline.capturing import Capture
 from walflow.changelog import TableCopy
 from walflow.config import TypeSettings
@@ -38,17 +39,18 @@ class Reading:
 
     def __init__(
         self,
-        database: Database,
+        uri: str,
         spark: SparkSession,
         capture: Capture,
         *,
         range_bytes: int = 16384,
         connections: int = 2,
     ) -> None:
-        self.database = database
+        self.uri = uri
+        self.spark = spark
         self.capture = capture
         self.reader = CopyReader(
-            database.uri,
+            uri,
             "walflow test",
             spark,
             capture.log,
@@ -59,17 +61,25 @@ class Reading:
         self.stop = threading.Event()
         self.progress: list[int] = []
 
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run the statements, each its own transaction; the last one's rows."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            for statement in statements:
+                cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def tables(self) -> list[PublishedTable]:
+        with connect(self.uri, application_name="test") as connection:
+            return published_tables(connection, "p", TypeSettings())
+
     def table(self, name: str) -> PublishedTable:
-        with connect(self.database.uri, application_name="test") as connection:
-            tables = published_tables(connection, "p", TypeSettings())
-        return next(table for table in tables if table.name.name == name)
+        return next(table for table in self.tables() if table.name.name == name)
 
     @contextmanager
     def snapshot(self) -> Iterator[OpenSnapshot]:
-        uri = self.database.uri
-        with Replication(uri, application_name="test") as replication:
+        with Replication(self.uri, application_name="test") as replication:
             made = replication.create_slot(f"snapshot_{next(_numbers)}", temporary=True)
-            keeper = keep_snapshot(uri, made.snapshot)
+            keeper = keep_snapshot(self.uri, made.snapshot)
         with keeper:
             yield OpenSnapshot(keeper, made.consistent_point)
 
@@ -96,25 +106,30 @@ class Reading:
 
     def check(self, name: str, copy: ReadCopy, snapshot: OpenSnapshot) -> Rows:
         """The copy is what the snapshot sees."""
-        with self.database.connect() as connection:
+        theirs = self.seen(name, copy.schema.column_names, snapshot)
+        ours = rows_of(copy.files)
+        assert copy.position == snapshot.position
+        assert copy.schema.version == snapshot.position - 1
+        assert copy.rows == ours.total()
+        assert (ours - theirs, theirs - ours) == (Counter(), Counter())
+        return ours
+
+    def seen(self, name: str, columns: Sequence[str], snapshot: OpenSnapshot) -> Rows:
+        """What the snapshot sees, asked in the plainest way."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(
                 sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.keeper.name))
             )
             connection.execute("SET LOCAL timezone = 'UTC'")
-            columns = ", ".join(quote_identifier(column) for column in copy.schema.column_names)
-            theirs = Counter(connection.execute(f"SELECT {columns} FROM {name}").fetchall())
-        ours = rows_of(copy.files)
-        assert copy.position == snapshot.position
-        assert copy.rows == ours.total()
-        assert (ours - theirs, theirs - ours) == (Counter(), Counter())
-        return ours
+            listed = ", ".join(quote_identifier(column) for column in columns)
+            return Counter(connection.execute(f"SELECT {listed} FROM {name}").fetchall())
 
 
-def rows_of(files: tuple[Path, ...]) -> Rows:
+def rows_of(files: Iterable[Path]) -> Rows:
     rows: Rows = Counter()
     for file in files:
         for row in parquet.read_table(file).to_pylist():
-            row.pop("_exact", None)
-            rows[tuple(row.values())] += 1
+            exact = {name: Decimal(text) for name, text in row.pop("_exact", None) or ()}
+            rows[tuple((row | exact).values())] += 1
     return rows

@@ -1,83 +1,273 @@
-"""A copy is what its snapshot sees: read at once, or in parts under snapshots of different age."""
+"""A copy is what its snapshot sees, whatever happens to source and process while it is read."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.conftest import Database
-from tests.pipeline.capturing import Capture
+from tests.pipeline.capturing import Capture, wait_for
 from tests.pipeline.reading import Reading
-from walflow.errors import FailpointReached
-from walflow.failpoints import set_failpoints
+from walflow.errors import FailpointReached, SnapshotLost, Stopped, TableRewritten
+from walflow.failpoints import VARIABLE, set_failpoints
+from walflow.pipeline.connections import Connections
+from walflow.pipeline.reading import CopyReader
+from walflow.spark.jobs import cancel_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
-DOCUMENTS = (
-    "CREATE TABLE documents (tenant int, name text, pad text, doc text, amount numeric(10,2),"
-    " at timestamptz DEFAULT now(), PRIMARY KEY (name, tenant))",
-    "ALTER TABLE documents ALTER doc SET STORAGE EXTERNAL",
-    "INSERT INTO documents SELECT n % 7, E'it''s \\\\ ' || n, repeat('x', 300),"
-    " CASE WHEN n % 5 = 0 THEN repeat(md5(n::text), 100) END, n / 100.0"
-    " FROM generate_series(1, 2000) n",
+WIDE = (
+    "CREATE TABLE wide AS SELECT n AS id, repeat('x', 300) AS pad FROM generate_series(1, 1500) n",
+    "ALTER TABLE wide ADD PRIMARY KEY (id)",
 )
-"""Rows of some hundred bytes, of which every fifth has a value that lies outside."""
 
 
 @pytest.fixture
 def reading(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Reading]:
     database.execute("CREATE PUBLICATION p FOR ALL TABLES")
     with Capture(database.uri, tmp_path / "log", slot=f"{database.name}_s") as capture:
-        yield Reading(database, spark, capture)
+        yield Reading(database.uri, spark, capture)
     set_failpoints("")
-
-
-def break_off(reading: Reading, name: str, ranges: int) -> int:
-    """Read some ranges under a snapshot that is then gone; how many."""
-    set_failpoints(f"copy.range[public.{name}]@{ranges}=raise")
-    with reading.snapshot() as snapshot, pytest.raises(FailpointReached):
-        reading.read(name, snapshot)
-    set_failpoints("")
-    finished = reading.finished(name)
-    assert finished >= ranges
-    return finished
 
 
 def test_a_table_is_what_the_snapshot_sees(reading: Reading) -> None:
-    reading.database.execute(*DOCUMENTS)
+    reading.execute(*WIDE)
     with reading.snapshot() as snapshot:
-        reading.database.execute(
-            "UPDATE documents SET pad = 'y' WHERE tenant = 3",
-            "DELETE FROM documents WHERE tenant = 4",
+        reading.execute(
+            "UPDATE wide SET pad = 'y' WHERE id % 3 = 0", "DELETE FROM wide WHERE id < 9"
         )
-        copy = reading.read("documents", snapshot)
-        assert reading.check("documents", copy, snapshot).total() == 2000
-        assert reading.progress[-1] == 2000
+        copy = reading.read("wide", snapshot)
+        assert reading.check("wide", copy, snapshot).total() == 1500
+        assert reading.progress[-1] == 1500
+        assert reading.ranges_read("wide") == reading.finished("wide") > 20
         assert reading.reader.finished(copy.schema.oid) == copy
-        assert reading.ranges_read("documents") == reading.finished("documents") > 20
-        assert reading.read("documents", snapshot) == copy
+        assert reading.read("wide", snapshot) == copy
+        assert reading.ranges_read("wide") == reading.finished("wide")
     reading.reader.drop(copy.schema.oid)
     assert reading.reader.finished(copy.schema.oid) is None
-    assert not reading.copy_of("documents").folder.exists()
+    assert not reading.copy_of("wide").folder.exists()
 
 
-def test_a_copy_goes_on_under_a_newer_snapshot(reading: Reading) -> None:
-    reading.database.execute(*DOCUMENTS)
-    before = break_off(reading, "documents", 20)
-    reading.database.execute(
-        "UPDATE documents SET pad = pad || 'y' WHERE tenant = 3",
-        "DELETE FROM documents WHERE tenant = 4",
+def test_an_empty_table_takes_no_connection(reading: Reading) -> None:
+    reading.execute(
+        "CREATE TABLE empty (id int PRIMARY KEY)",
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE part_a PARTITION OF parts FOR VALUES FROM (0) TO (9)",
+    )
+    ours = reading.reader
+    nowhere = "postgresql://nobody@127.0.0.1:1/nowhere"
+    reader = CopyReader(
+        nowhere, "t", ours.spark, ours.log, Connections(1), ours.metrics, ours.range_bytes
     )
     with reading.snapshot() as snapshot:
-        reading.database.execute("UPDATE documents SET pad = 'later'")
-        copy = reading.read("documents", snapshot)
-        reading.check("documents", copy, snapshot)
-        plan = reading.copy_of("documents").plan()
+        for name in ("empty", "parts", "part_a"):
+            described = [t for t in reading.tables() if t.name.name == name]
+            for table in described:
+                copy = reader.read(
+                    table, snapshot, progress=reading.progress.append, stop=reading.stop
+                )
+                assert (copy.files, copy.rows, copy.exact) == ((), 0, False)
+                assert copy.position == snapshot.position
+                assert reader.finished(table.schema.oid) == copy
+
+
+def test_rows_that_a_held_snapshot_sees_keep_their_pages(reading: Reading) -> None:
+    """So no pages, seen after the snapshot was taken, means no rows."""
+    reading.execute(
+        "CREATE TABLE gone AS SELECT generate_series(1, 10) AS id",
+        "ALTER TABLE gone ADD PRIMARY KEY (id)",
+    )
+    with reading.snapshot() as snapshot:
+        reading.execute("DELETE FROM gone", "VACUUM gone")
+        copy = reading.read("gone", snapshot)
+        assert reading.check("gone", copy, snapshot).total() == 10
+
+
+def test_a_lost_snapshot_keeps_what_was_read(reading: Reading) -> None:
+    reading.execute(*WIDE)
+
+    def lose(rows: int) -> None:
+        if rows:
+            reading.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'walflow snapshot'"
+            )
+
+    with reading.snapshot() as snapshot, pytest.raises(SnapshotLost):
+        reading.reader.read(reading.table("wide"), snapshot, progress=lose, stop=reading.stop)
+    assert reading.finished("wide") > 0
+    with reading.snapshot() as snapshot:
+        reading.check("wide", reading.read("wide", snapshot), snapshot)
+    plan = reading.copy_of("wide").plan()
+    assert plan is not None
+    assert reading.ranges_read("wide") == len(plan.ranges)
+
+
+@pytest.mark.parametrize("statement", ["TRUNCATE wide", "VACUUM FULL wide", "DROP TABLE wide"])
+def test_a_table_that_is_rewritten_meanwhile_is_not_taken(reading: Reading, statement: str) -> None:
+    reading.execute(*WIDE)
+    table = reading.table("wide")
+    done = threading.Event()
+
+    def rewrite(rows: int) -> None:
+        if rows and not done.is_set():
+            done.set()
+            reading.execute(statement)
+
+    with reading.snapshot() as snapshot:
+        # A dropped table is first missed by the query that reads it.
+        with pytest.raises(Exception, match=r"rewritten|does not exist"):
+            reading.reader.read(table, snapshot, progress=rewrite, stop=reading.stop)
+        with pytest.raises(TableRewritten):
+            reading.reader.read(table, snapshot, progress=rewrite, stop=reading.stop)
+    assert not reading.reader.log.copy(table.schema.oid).folder.exists()
+    if statement != "DROP TABLE wide":
+        with reading.snapshot() as snapshot:
+            reading.check("wide", reading.read("wide", snapshot), snapshot)
+
+
+def test_a_table_that_waits_for_a_lock_can_be_interrupted(reading: Reading) -> None:
+    reading.execute(*WIDE)
+    table = reading.table("wide")
+    with reading.snapshot() as snapshot, ThreadPoolExecutor(1) as pool:
+        with psycopg.connect(reading.uri) as blocking:
+            blocking.execute("LOCK TABLE wide IN ACCESS EXCLUSIVE MODE")
+            job = pool.submit(
+                reading.reader.read, table, snapshot, progress=lambda _: None, stop=reading.stop
+            )
+            wait_for(lambda: len(copying(reading)) == 2, 60, "executors that wait")
+            reading.stop.set()
+            cancel_jobs(reading.spark, reading.reader.tag)
+            with pytest.raises(Stopped):
+                job.result(60)
+        wait_for(lambda: not copying(reading), 60, "no session is left")
+        reading.stop.clear()
+        reading.check("wide", reading.read("wide", snapshot), snapshot)
+
+
+def test_stopping_between_waves_keeps_what_was_read(reading: Reading) -> None:
+    reading.execute(*WIDE)
+
+    def stop(rows: int) -> None:
+        if rows:
+            reading.stop.set()
+
+    with reading.snapshot() as snapshot:
+        with pytest.raises(Stopped):
+            reading.reader.read(reading.table("wide"), snapshot, progress=stop, stop=reading.stop)
+        before = reading.finished("wide")
+        assert before > 0
+        reading.stop.clear()
+        reading.check("wide", reading.read("wide", snapshot), snapshot)
+        assert reading.ranges_read("wide") == reading.finished("wide") > before
+
+
+def test_many_tables_at_once_share_the_connections(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        database.execute(
+            f"CREATE TABLE {name} AS SELECT n AS id, repeat('x', 300) AS pad"
+            f" FROM generate_series(1, {700 if name < 't2' else 10}) n"
+        )
+    database.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    most: list[int] = []
+    with Capture(database.uri, tmp_path / "log", slot=f"{database.name}_s") as capture:
+        reading = Reading(database.uri, spark, capture, connections=3)
+        over = threading.Event()
+
+        def watch() -> None:
+            with psycopg.connect(database.uri, autocommit=True) as connection:
+                while not over.is_set():
+                    most.append(len(copying(reading, connection)))
+
+        with (
+            reading.snapshot() as snapshot,
+            ThreadPoolExecutor(len(names) + 1) as pool,
+        ):
+            watching = pool.submit(watch)
+            try:
+                copies = list(pool.map(lambda name: reading.read(name, snapshot), names))
+            finally:
+                over.set()
+            watching.result()
+            for name, copy in zip(names, copies, strict=True):
+                reading.check(name, copy, snapshot)
+    assert 1 <= max(most) <= 3
+
+
+def copying(
+    reading: Reading, connection: psycopg.Connection[tuple[object, ...]] | None = None
+) -> list[int]:
+    """The sessions that copy."""
+    query = (
+        "SELECT pid FROM pg_stat_activity"
+        f" WHERE application_name = '{reading.reader.application_name}'"
+        " AND datname = current_database()"
+    )
+    rows = reading.execute(query) if connection is None else connection.execute(query).fetchall()
+    return [int(str(pid)) for (pid,) in rows]
+
+
+def test_a_killed_process_keeps_what_was_read(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.execute(*WIDE, "CREATE PUBLICATION p FOR ALL TABLES")
+    slot, log = f"{database.name}_s", str(tmp_path / "log")
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.reading_child", database.uri, log, slot, "wide"],
+        env={**os.environ, VARIABLE: "copy.range[public.wide]@20=kill"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    database.execute(
+        "UPDATE wide SET pad = pad || 'y' WHERE id % 50 = 0", "DELETE FROM wide WHERE id % 50 = 1"
+    )
+    with Capture(database.uri, tmp_path / "log", slot=slot) as capture:
+        reading = Reading(database.uri, spark, capture)
+        copy = reading.copy_of("wide")
+        before = reading.finished("wide")
+        assert before >= 20
+        # The machine went down too: two files are torn.
+        first, second = sorted(copy.folder.glob("*.parquet"))[:2]
+        first.write_bytes(first.read_bytes()[:-100])
+        second.unlink()
+        assert reading.finished("wide") == before - 2
+        with reading.snapshot() as snapshot:
+            reading.check("wide", reading.read("wide", snapshot), snapshot)
+        plan = copy.plan()
         assert plan is not None
-        assert reading.ranges_read("documents") == len(plan.ranges) > before
+        assert reading.ranges_read("wide") == len(plan.ranges) - (before - 2)
+
+
+def test_an_executor_that_dies_costs_no_finished_range(reading: Reading) -> None:
+    """What executors noted counts, also if the driver never heard of it."""
+    reading.execute(*WIDE)
+    with reading.snapshot() as snapshot:
+        set_failpoints("copy.range@1=raise")
+        with pytest.raises(FailpointReached):
+            reading.read("wide", snapshot)
+        set_failpoints("")
+        before = reading.finished("wide")
+        assert before > 1
+        copy = reading.read("wide", replace(snapshot))
+        reading.check("wide", copy, snapshot)
+        assert reading.ranges_read("wide") == reading.finished("wide") > before

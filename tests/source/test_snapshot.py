@@ -89,7 +89,7 @@ def test_tables_rewritten_during_the_copy_are_named(any_database: Database) -> N
         name: any_database.execute(f"SELECT '{name}'::regclass::oid::int8")[0][0] for name in names
     }
     with make_slot(any_database, any_database.replicator()) as keeper:
-        assert not any(seen.rewritten or seen.empty for seen in keeper.relations(oids.values()))
+        assert not any(seen.rewritten for seen in keeper.relations(oids.values()))
         any_database.execute(
             "INSERT INTO kept VALUES (2)",
             "VACUUM kept",
@@ -108,19 +108,16 @@ def test_tables_rewritten_during_the_copy_are_named(any_database: Database) -> N
     }
 
 
-def test_a_table_without_rows_is_known_by_its_file(any_database: Database) -> None:
-    any_database.execute(
-        "CREATE TABLE none (id int)",
-        "CREATE TABLE emptied AS SELECT generate_series(1, 1000) AS id",
-        "CREATE TABLE seen AS SELECT 1 AS id",
-    )
-    any_database.execute("DELETE FROM emptied", "VACUUM emptied")
-    names = ("none", "emptied", "seen")
-    oids = [any_database.execute(f"SELECT '{n}'::regclass::oid::int8")[0][0] for n in names]
-    with make_slot(any_database, any_database.replicator()) as keeper:
-        assert [seen.empty for seen in keeper.relations(oids)] == [True, True, False]
-        # The snapshot still sees its row: the file must not shrink.
-        any_database.execute("INSERT INTO none VALUES (1)", "DELETE FROM seen", "VACUUM seen")
-        assert [seen.empty for seen in keeper.relations(oids)] == [False, True, False]
-        any_database.execute("TRUNCATE seen")
-        assert [seen.empty for seen in keeper.relations(oids)] == [False, True, False]
+def test_a_locked_table_keeps_nobody_waiting(any_database: Database) -> None:
+    any_database.execute("CREATE TABLE t AS SELECT 1 AS id")
+    ((oid,),) = any_database.execute("SELECT 't'::regclass::oid::int8")
+    with (
+        make_slot(any_database, any_database.replicator()) as keeper,
+        any_database.connect(autocommit=False) as blocking,
+    ):
+        blocking.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        assert [seen.rewritten for seen in keeper.relations([oid])] == [False]
+        blocking.execute("TRUNCATE t")
+        assert [seen.rewritten for seen in keeper.relations([oid])] == [False]
+        blocking.commit()
+        assert [seen.rewritten for seen in keeper.relations([oid])] == [True]

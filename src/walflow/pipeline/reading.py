@@ -50,6 +50,7 @@ from walflow.source.catalog import PublishedTable
 from walflow.source.keyed import Place
 from walflow.source.ranges import copy_ranges, page_range
 from walflow.source.snapshot import OpenSnapshot, SeenRelation
+from walflow.spark.jobs import tagged
 from walflow.spark.session import cores
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class CopyReader:
         self.metrics = metrics
         self.range_bytes = range_bytes
         self.tag = f"walflow-copy-{uuid.uuid4().hex}"
-        """All Spark jobs of this reader have it: ``spark.interruptTag`` ends them."""
+        """All Spark jobs of this reader have it, so that ``cancel_jobs`` ends them."""
 
     def read(
         self,
@@ -111,7 +112,9 @@ class CopyReader:
         progress: Callable[[int], None],
         stop: threading.Event,
     ) -> ReadCopy:
-        """Read what is missing of the table, which was described after the snapshot was taken.
+        """Read what is missing of the table, which must be described after the snapshot was taken
+        (else rows could be missed in partitions that it does not name, and in a table that was
+        empty then).
 
         ``progress`` is told how many rows there are so far. Raises SnapshotLost, ConnectionLost
         and others of the source, and Stopped: what was read is then kept, and another call goes
@@ -169,7 +172,8 @@ class _Reading:
             return whole
         self._copy.reopen()
         seen = self._look()
-        if all(relation.empty for relation in seen):
+        if all(relation.pages == 0 for relation in self._table.relations):
+            # A file keeps the rows that a snapshot sees: there was none in it.
             self._copy.drop()
             files = []
         else:
@@ -324,7 +328,7 @@ class _Reading:
         reader, position = self._reader, self._snapshot.position
         wait_for_log(reader.log, self._snapshot, self._stop)
         oldest = min(done.position for done in older.values())
-        with self._tagged():
+        with tagged(reader.spark, reader.tag):
             texts = touched_texts(reader.spark, reader.log, self._table, oldest, position)
         if not len(texts[0]):
             return _files(self._finished.values())
@@ -372,22 +376,13 @@ class _Reading:
         """Have executors do it; gives the rows of results."""
         spark = self._reader.spark
         try:
-            with self._tagged():
+            with tagged(spark, self._reader.tag):
                 rows = spark.range(0, shares, 1, shares).mapInArrow(work, RESULT_SCHEMA).collect()
         except Exception as error:
             if self._stop.is_set():
                 raise Stopped("the copy was told to stop") from error
             raise
         return [row.asDict() for row in rows]
-
-    @contextmanager
-    def _tagged(self) -> Iterator[None]:
-        """Jobs of this thread can be interrupted."""
-        self._reader.spark.addTag(self._reader.tag)
-        try:
-            yield
-        finally:
-            self._reader.spark.removeTag(self._reader.tag)
 
     @contextmanager
     def _watched(self, wave: Sequence[int]) -> Iterator[None]:

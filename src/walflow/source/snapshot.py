@@ -31,8 +31,6 @@ class SeenRelation:
     filenode: int | None
     """Of the file that held its rows when the snapshot was taken; None: it was not there."""
     filenode_now: int | None
-    bytes_now: int
-    """Without TOASTed values."""
 
     @property
     def rewritten(self) -> bool:
@@ -42,11 +40,6 @@ class SeenRelation:
         under the snapshot may lack rows, and must be read under a newer one.
         """
         return self.filenode is None or self.filenode != self.filenode_now
-
-    @property
-    def empty(self) -> bool:
-        """Whether the snapshot sees no rows in it: a file keeps those that a snapshot sees."""
-        return not self.rewritten and self.bytes_now == 0
 
 
 class SnapshotKeeper(Closing):
@@ -76,10 +69,10 @@ class SnapshotKeeper(Closing):
         """
         try:
             with source_errors("look at the files of the tables that are copied"):
-                # The table shows what the snapshot sees; the functions show the present.
+                # The table shows what the snapshot sees; the function shows the present, and
+                # waits for no lock (as one that tells sizes would, and all other tables with it).
                 rows = self._connection.execute(
-                    "SELECT wanted.oid, c.relfilenode, pg_relation_filenode(wanted.oid),"
-                    "       coalesce(pg_relation_size(wanted.oid), 0)"
+                    "SELECT wanted.oid, c.relfilenode, pg_relation_filenode(wanted.oid)"
                     "  FROM unnest(%s::oid[]) AS wanted (oid)"
                     "  LEFT JOIN pg_class AS c ON c.oid = wanted.oid",
                     [list(oids)],
