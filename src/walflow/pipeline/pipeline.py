@@ -133,7 +133,7 @@ class Pipeline:
         settings = self.settings
         new_folder = not settings.log_folder.exists()
         file = state_file(settings)
-        if file is not None and not file.exists():
+        if new_folder or (file is not None and not file.exists()):
             self._cleanup.callback(remove_leftovers, settings)
         self.stage = "opening the store"
         self._open_store()
