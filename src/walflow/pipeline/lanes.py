@@ -7,6 +7,7 @@ fails, or is catching up, holds up no other. A table that nothing waits for cost
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ __all__ = ["Lanes", "Outgrown"]
 
 _READY_AT_ONCE = 8
 _QUICK_RETRY_SECONDS = 0.5
+_MET_SECONDS = 5.0
+"""A table that has caught up in so short a round lags no more than others do."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -63,6 +66,8 @@ class _Lane:
     """Nothing more is to be applied."""
     verified: bool = False
     """Whether the destination has been asked for its position."""
+    seconds: float = math.inf
+    """How long its last round took."""
 
 
 class Lanes:
@@ -207,8 +212,7 @@ class Lanes:
 
     def _run(self, oid: int, lane: _Lane) -> None:
         try:
-            while self._apply_waiting(oid, lane):
-                pass
+            self._apply_waiting(oid, lane)
             self._idle(oid, lane)
         except Outgrown as outgrown:
             if self._give_up(lane):
@@ -231,7 +235,7 @@ class Lanes:
             self._lanes.pop(oid, None)
 
     def _idle(self, oid: int, lane: _Lane) -> None:
-        """The job ends; more may have come just now."""
+        """The job ends; what has come meanwhile waits for its turn, like other tables' changes."""
         with self._lock:
             lane.running = False
             lane.oldest = lane.waiting[0].commit_time if lane.waiting else 0
@@ -242,27 +246,36 @@ class Lanes:
         if more:
             self._start(oid)
 
-    def _apply_waiting(self, oid: int, lane: _Lane) -> bool:
-        """Apply what waits; whether to look again."""
+    def _apply_waiting(self, oid: int, lane: _Lane) -> None:
+        """Apply what waits. With that a table may have met the others."""
         state = self._tables.get(oid)
         if state is None or self._stop.is_set():
-            return False
+            return
         if lane.waiting and not lane.verified:
             self._verify(state, lane)
             state = self._tables.get(oid) or state
         with self._lock:
             stretches, lane.waiting = lane.waiting, []
             if lane.left:
-                return False
-            routed = self._routed
+                return
             if stretches:
                 lane.oldest = stretches[0].commit_time
+        began = time.monotonic()
         stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
-        if not stretches:
+        if stretches:
+            self._apply(state, stretches)
+        seconds, before = time.monotonic() - began, lane.seconds
+        lane.seconds = seconds
+        with self._lock:
+            if lane.left:
+                return
+            nothing_waits, routed = not lane.waiting, self._routed
+        state = self._tables.get(oid) or state
+        if nothing_waits:
             self._settle(state, routed)
-            return False
-        self._apply(state, stretches)
-        return True
+        elif seconds < _MET_SECONDS or seconds > before / 2:
+            # A busy table is never done; what it lacks now does not get much less any more.
+            self._settle(state, state.position)
 
     def _verify(self, state: TableState, lane: _Lane) -> None:
         """The store's position is a hint: the destination knows."""
@@ -279,11 +292,11 @@ class Lanes:
                         self._fill(lane, state.schema.oid, applied)
         lane.verified = True
 
-    def _settle(self, state: TableState, routed: Lsn) -> None:
-        """Nothing waits: the table has met the others."""
+    def _settle(self, state: TableState, reached: Lsn) -> None:
+        """The table has met the others."""
         if state.phase is Phase.CATCHUP:
             failpoint("apply.caught_up", state.name)
-            position = max(state.position, routed)
+            position = max(state.position, reached)
             state = self._tables.move(state.schema.oid, Phase.SYNC_DONE, position=position)
         if state.phase is Phase.SYNC_DONE:
             failpoint("apply.sync_done", state.name)
