@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -121,6 +122,9 @@ class Syncer:
         now = time.monotonic()
         with self._lock:
             due = {oid: wait for oid, wait in self._postponed.items() if wait.until <= now}
+            for wait in due.values():
+                # Once only; how long it waited stays known, should it have to wait again.
+                wait.until = math.inf
             idle = not (self._queue or self._running or self._postponed)
         for oid, wait in due.items():
             self.put(oid, wait.bytes)
