@@ -282,7 +282,9 @@ class _Reading:
         missing = deque(n for n in range(len(plan.ranges)) if n not in self._finished)
         self._progress(self._rows())
         while missing:
-            wanted = min(len(missing), cores(self._reader.spark))
+            # Spark is not asked for a table of one range: there may be hundreds of them.
+            several = len(missing) > 1
+            wanted = min(len(missing), cores(self._reader.spark)) if several else 1
             with self._reader.connections.share(wanted, self._stop) as connections:
                 self._check_stop()
                 wave = _take_wave(missing, plan, connections)
@@ -348,6 +350,7 @@ class _Reading:
                 ),
             )
             results = [result_of(result) for result in self._run(mender, shares)]
+        failpoint("copy.mended", self._table.name)
         # These rows too were read before it was looked.
         self._look()
         self._count(0, sum(file.rows for number, file in results if file and number < 0))
