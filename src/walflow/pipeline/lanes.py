@@ -264,18 +264,22 @@ class Lanes:
         stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
         if stretches:
             self._apply(state, stretches)
-        seconds, before = time.monotonic() - began, lane.seconds
-        lane.seconds = seconds
+        state = self._tables.get(oid) or state
+        reached = self._reached(lane, state, time.monotonic() - began)
+        if reached is not None:
+            self._settle(state, reached)
+
+    def _reached(self, lane: _Lane, state: TableState, seconds: float) -> Lsn | None:
+        """Where the table has met the others; None: not yet. ``seconds``: its round took them."""
+        before, lane.seconds = lane.seconds, seconds
         with self._lock:
             if lane.left:
-                return
-            nothing_waits, routed = not lane.waiting, self._routed
-        state = self._tables.get(oid) or state
-        if nothing_waits:
-            self._settle(state, routed)
-        elif seconds < _MET_SECONDS or seconds > before / 2:
-            # A busy table is never done; what it lacks now does not get much less any more.
-            self._settle(state, state.position)
+                return None
+            if not lane.waiting:
+                return self._routed
+        # A busy table is never done; what it lacks now does not get much less any more.
+        met = seconds < _MET_SECONDS or seconds > before / 2
+        return state.position if met else None
 
     def _verify(self, state: TableState, lane: _Lane) -> None:
         """The store's position is a hint: the destination knows."""
