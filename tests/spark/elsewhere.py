@@ -182,7 +182,12 @@ def main() -> None:
     ]
     end_child_session(child)
     warm_up(spark)
-    for scenario in (run_walflow, cancel_one_of_two, lack_executors, keep_tables):
+    scenarios: list[Callable[[SparkSession, Path], object]]
+    scenarios = [run_walflow, cancel_one_of_two, lack_executors]
+    if settings.remote is not None:
+        # Without a bridge to the JVM, other code does it; with one, other tests cover it.
+        scenarios.append(keep_tables)
+    for scenario in scenarios:
         own = folder / scenario.__name__
         own.mkdir()
         try:

@@ -31,7 +31,7 @@ _DEFAULT_PORT = 15002
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
 # Each attempt waits four times as long as the one before it, from 50 ms on.
 _ATTEMPTS_AT_FIRST = 4
-_ATTEMPTS = 6
+_ATTEMPTS = 5
 
 
 def is_remote_session(session: SparkSession) -> bool:
