@@ -199,8 +199,11 @@ class StoreSettings(_Section):
 
 
 class SparkSettings(_Section):
-    remote: str | None = Field(
-        None, description="sc://host:port of a Spark Connect server, instead of `master`."
+    remote: SecretStr | None = Field(
+        None,
+        description="sc://host:port/;token=… of a Spark Connect server, instead of `master`. It, "
+        "or a cluster's workers, must see the log's folder and the destination under the same "
+        "path as this process, and have the same Python and walflow.",
     )
     master: str = Field("local[*]", description="local[N], spark://host:port, …")
     driver_memory: str = Field(

@@ -17,6 +17,7 @@ from typing import Self
 
 import psutil
 import pyspark
+from pydantic import SecretStr
 
 from walflow.config import SparkSettings
 from walflow.destinations.iceberg.tables import EXTENSIONS
@@ -191,4 +192,6 @@ class ConnectServer(_Servers):
 
     @property
     def settings(self) -> SparkSettings:
-        return SparkSettings(remote=self.remote, conf={"spark.sql.shuffle.partitions": "2"})
+        return SparkSettings(
+            remote=SecretStr(self.remote), conf={"spark.sql.shuffle.partitions": "2"}
+        )

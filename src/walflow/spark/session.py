@@ -96,7 +96,11 @@ def make_session(
             session, _running = _make_driver(settings, packages, extra_conf or {}, debug)
         else:
             session = connect_remote(
-                settings.remote, settings.conf, packages, extra_conf or {}, debug
+                settings.remote.get_secret_value(),
+                settings.conf,
+                packages,
+                extra_conf or {},
+                debug,
             )
             _running = _Client()
         # For a process that ends without having stopped it.
