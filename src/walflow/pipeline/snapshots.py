@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.errors import PublicationChanged
+from walflow.errors import PublicationChanged, SourceError, TableRewritten
 from walflow.model import Lsn
 from walflow.pipeline.published import Published
 from walflow.source.catalog import PublishedTable
@@ -43,6 +43,8 @@ class _Held:
     seen: tuple[str, Mapping[int, PublishedTable]]
     """What was published after it was taken, and the fingerprint of that."""
     users: int = 0
+    rewritten: set[int] = field(default_factory=set)
+    """Oids of tables that it serves no more."""
 
 
 class Snapshots:
@@ -88,6 +90,14 @@ class Snapshots:
             held, table = self._find(oid, log)
         try:
             yield held.snapshot, table
+        except TableRewritten:
+            # Its rows are no longer where this snapshot could see them.
+            held.rewritten.add(oid)
+            raise
+        except SourceError as error:
+            if not error.retry and self._published.fingerprint() != held.seen[0]:
+                raise PublicationChanged(f"{table.name} was altered while it was read") from error
+            raise
         finally:
             with self._lock:
                 held.users -= 1
@@ -193,6 +203,7 @@ def _serves(held: _Held, table: PublishedTable) -> bool:
     then = held.published.get(table.schema.oid)
     return (
         then is not None
+        and table.schema.oid not in held.rewritten
         and then.membership.continues(table.membership)
         and then.schema.same_columns(table.schema)
     )
