@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from walflow.model import Phase, TableName
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.pipeline import Pipeline
 from walflow.stores import open_store
+from walflow.stores.memory import MemoryStore
 from walflow.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -130,6 +133,24 @@ def test_a_slot_that_was_lost_while_nobody_ran(
         assert_equal(shelf, source)
     assert shelf.copies == {A: 2, B: 2}
     assert slots(source) == [settings.slot]
+
+
+def test_changes_that_were_lost_while_a_table_waited_for_the_log(
+    spark: SparkSession, source: Database, tmp_path: Path
+) -> None:
+    settings = settings_for(source, tmp_path, source__on_slot_lost="resync")
+    store, shelf = MemoryStore("test"), Shelf()
+    with running(settings, spark, destination=shelf, store=store):
+        pass
+    # As a process leaves it that is killed right after the copy.
+    states = store.get_table_replication_states()
+    store.update_table_replication_states(
+        {oid: replace(s, phase=Phase.SYNC_WAIT, since=time.time()) for oid, s in states.items()}
+    )
+    advance(source, settings.slot)
+    with running(settings, spark, destination=shelf, store=store):
+        assert_equal(shelf, source)
+    assert shelf.copies == {A: 2, B: 2}
 
 
 def test_a_slot_that_postgres_has_given_up(spark: SparkSession, tmp_path: Path) -> None:
