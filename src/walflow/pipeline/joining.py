@@ -16,6 +16,7 @@ from walflow.errors import SourceError, WalflowError
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.mapping import TableMapping, check_apart, conflict
+from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.published import News, Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.syncing import SYNCED_PHASES
@@ -129,8 +130,7 @@ class Joiner:
         self, oid: int, state: TableReplicationState, table: PublishedTable | None
     ) -> TableSchema:
         """The form that the destination's table has, as far as is known."""
-        phase = state.phase if state.error is None else state.error.phase
-        if phase in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
+        if _stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
             # What was read so far knows its own form.
             return replace(table.schema, name=state.table)
         return self._store.get_table_schema(oid) or (
@@ -193,13 +193,12 @@ class Joiner:
         # At the next look: the table may have been another one then.
         self._withdrawn.add(oid)
         self._fingerprint = ""
-        before = self._tables.get(oid)
-        after = self._tables.roll_back(oid)
-        assert before is not None
-        copying = (before.phase if before.error is None else before.error.phase) in SYNCED_PHASES
-        if copying and after.followed and not isinstance(self._destination, Positioned):
-            self.outgrown(oid, "nobody knows how much of a copy the destination has got")
-        return after
+        *earlier, now = map(_stands_at, self._store.get_table_replication_history(oid))
+        leaves_copy = earlier and earlier[-1] in FOLLOWED and now in SYNCED_PHASES
+        if leaves_copy and not isinstance(self._destination, Positioned):
+            # Nobody knows how much of the copy the destination's table has got.
+            return self._tables.start_over(oid)
+        return self._tables.roll_back(oid)
 
     def _check_rivals(self, oid: int) -> None:
         state = self._tables.get(oid)
@@ -299,7 +298,7 @@ class Joiner:
         destination = self._mapping.destination(table.name)
         if state.destination != destination:
             return f"the destination's name for it was {state.destination}"
-        if (state.phase if state.error is None else state.error.phase) is Phase.INIT:
+        if _stands_at(state) is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
         if not state.membership.continues(table.membership):
             return "it is published in another way"
@@ -431,6 +430,11 @@ class Joiner:
     def close(self) -> None:
         """Wait for what is under way. Repeats safely."""
         self._pool.shutdown()
+
+
+def _stands_at(state: TableState | TableReplicationState) -> Phase:
+    """Its phase; if it was set aside, the one that it was in."""
+    return state.phase if state.error is None else state.error.phase
 
 
 def _is_passing(error: TableError | None) -> bool:
