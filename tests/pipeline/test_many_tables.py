@@ -1,0 +1,131 @@
+"""Hundreds of tables: how long they take to get ready, what they need of the source, and what one
+that nothing happens to costs. The figures are printed (``-s`` shows them)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.conftest import Database
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import catch_up, in_source, settings_for
+from tests.pipeline.test_pipeline import in_lake
+from walflow.model import Phase
+from walflow.pipeline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+TABLES = 300
+LARGE = 4
+SOME = 16
+ROUNDS = 10
+WAIT = 600
+
+
+@pytest.fixture
+def tables(database: Database) -> list[str]:
+    """A few large tables, some with rows, and most of them empty."""
+    names = [f"t{number:03}" for number in range(TABLES)]
+    database.execute(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in names),
+        *(
+            f"INSERT INTO {name} SELECT i, repeat('x', 100) FROM generate_series(1, 50000) i"
+            for name in names[:LARGE]
+        ),
+        *(f"INSERT INTO {name} VALUES (1, 'one')" for name in names[LARGE : LARGE + SOME]),
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    return names
+
+
+class Connections:
+    """How many sessions the pipeline has on the source, at most, by what they are for."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+
+    @contextmanager
+    def counted(self, database: Database) -> Iterator[None]:
+        over = threading.Event()
+        counter = threading.Thread(target=self._count, args=(database, over))
+        counter.start()
+        try:
+            yield
+        finally:
+            over.set()
+            counter.join()
+
+    def _count(self, database: Database, over: threading.Event) -> None:
+        with database.connect() as connection:
+            while not over.wait(0.1):
+                rows = connection.execute(
+                    "SELECT application_name, count(*) FROM pg_stat_activity"
+                    " WHERE application_name LIKE 'walflow test%' AND datname = current_database()"
+                    " GROUP BY 1"
+                ).fetchall()
+                now = {"all": sum(count for _, count in rows), **dict(rows)}
+                for name, count in now.items():
+                    self.most[name] = max(count, self.most.get(name, 0))
+
+
+def test_three_hundred_tables(
+    spark: SparkSession, database: Database, tables: list[str], tmp_path: Path
+) -> None:
+    settings = settings_for(database, tmp_path, copy__range_bytes=1 << 20, max_copy_connections=3)
+    connections = Connections()
+    began = time.monotonic()
+    pipeline = Pipeline(settings, spark=spark)
+    with connections.counted(database):
+        pipeline.start()
+        try:
+            wait_for(lambda: ready(pipeline) == TABLES, WAIT)
+            seconds = time.monotonic() - began
+            cost = idle_cost(pipeline, database)
+            catch_up(pipeline)
+        finally:
+            pipeline.shutdown()
+    print(
+        f"\n{TABLES} tables were ready after {seconds:.1f} s; connections at most: "
+        f"{connections.most}; an idle table costs {cost * 1e6:.1f} µs of CPU a round"
+    )
+    assert connections.most["walflow test copy"] <= 3
+    assert connections.most["all"] <= 12
+    for name in (tables[0], tables[LARGE], tables[-1]):
+        assert in_lake(spark, settings, name) == in_source(database, name)
+    # Another start takes up what is known: no table goes through its phases again.
+    began, restarted = time.monotonic(), time.time()
+    with Pipeline(settings, spark=spark) as again:
+        catch_up(again)
+        print(f"started again and caught up in {time.monotonic() - began:.1f} s")
+        assert ready(again) == TABLES
+        assert all(state.since < restarted for state in again.status().tables)
+
+
+def ready(pipeline: Pipeline) -> int:
+    pipeline.check()
+    return sum(state.phase is Phase.READY for state in pipeline.status().tables)
+
+
+def idle_cost(pipeline: Pipeline, database: Database) -> float:
+    """CPU seconds of the coordinating thread, a round and idle table, while one table is busy."""
+    before = coordinating_cpu()
+    for number in range(ROUNDS):
+        database.execute(f"INSERT INTO t299 VALUES ({number}, 'busy')")
+        catch_up(pipeline)
+    return (coordinating_cpu() - before) / ROUNDS / (TABLES - 1)
+
+
+def coordinating_cpu() -> float:
+    [native] = {t.native_id for t in threading.enumerate() if t.name == "walflow-coordinate"}
+    used = next(thread for thread in psutil.Process().threads() if thread.id == native)
+    return float(used.user_time + used.system_time)
