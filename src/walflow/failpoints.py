@@ -1,6 +1,6 @@
 """Places where a test can make a process die, fail or wait.
 
-``WALFLOW_FAILPOINTS="sync.hand_over=kill; apply.written[public.t]@3=raise; copy.range=sleep:2"``
+``WALFLOW_FAILPOINTS="moved.data_sync=kill; apply.written[public.t]@3=raise; copy.range=sleep:2"``
 acts at the named places: at every hit, at the third hit only (``@3``), of one table only
 (``[public.t]``). ``kill`` ends the process as ``kill -9`` does, ``raise`` raises
 ``FailpointReached``, ``sleep:s`` waits. Without the variable a place costs one dictionary look-up.

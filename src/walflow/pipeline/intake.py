@@ -11,6 +11,7 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.config import Settings
 from walflow.errors import SlotLost
+from walflow.failpoints import failpoint
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.describing import Describer
@@ -75,6 +76,7 @@ class Intake:
                 cancelled=self._cancelled.is_set,
             )
             self.made_slot = True
+            failpoint("slot.made", slot)
             self._log.restart(created.consistent_point)
         except BaseException:
             replication.close()

@@ -299,11 +299,9 @@ class Lanes:
     def _settle(self, state: TableState, reached: Lsn) -> None:
         """The table has met the others."""
         if state.phase is Phase.CATCHUP:
-            failpoint("apply.caught_up", state.name)
             position = max(state.position, reached)
             state = self._tables.move(state.schema.oid, Phase.SYNC_DONE, position=position)
         if state.phase is Phase.SYNC_DONE:
-            failpoint("apply.sync_done", state.name)
             self._tables.move(state.schema.oid, Phase.READY, attempts=0)
 
     def _apply(self, state: TableState, stretches: list[_Stretch]) -> None:

@@ -240,7 +240,6 @@ class Syncer:
         failpoint("sync.finished_copy", state.name)
         began = time.monotonic()
         hand_over(self._destination, self._spark, state.destination_schema, copy)
-        failpoint("sync.handed_over", state.name)
         state = self._known(oid)
         seconds = state.copy_seconds + time.monotonic() - began
         self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds)

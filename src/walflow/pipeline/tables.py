@@ -8,6 +8,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from walflow.failpoints import failpoint
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.phases import FOLLOWED, check_move, resumed
 from walflow.pipeline.retrying import Retries
@@ -133,6 +134,8 @@ class Tables:
         self._store.update_table_replication_states(
             {state.schema.oid: state.stored() for state in states}
         )
+        for state in states:
+            failpoint("moved.init", state.name)
         with self._lock:
             self._states.update({state.schema.oid: state for state in states})
 
@@ -141,7 +144,10 @@ class Tables:
         with self._moving[oid]:
             before = self._known(oid)
             check_move(before.name, before.phase, phase)
-            return self._persist(before, phase=phase, since=time.time(), **changes)
+            failpoint(f"move.{phase.name.lower()}", before.name)
+            state = self._persist(before, phase=phase, since=time.time(), **changes)
+            failpoint(f"moved.{phase.name.lower()}", before.name)
+            return state
 
     def fail(self, oid: int, error: Exception) -> TableState:
         """Set the table aside."""
