@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from walflow.destinations.base import Events, TableChanges
-from walflow.destinations.iceberg.sessions import child_session
+from walflow.destinations.iceberg.sessions import catalog_session
 from walflow.destinations.iceberg.tables import EXACT, catalog_conf, table_identifier
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
 
@@ -265,7 +265,7 @@ def reading_session(
     spark: SparkSession, warehouse: Path, options: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session that sees the warehouse as its catalog."""
-    return child_session(spark, catalog_conf(str(warehouse), options or {}))
+    return catalog_session(spark, catalog_conf(str(warehouse), options or {}))
 
 
 def stored_rows(session: SparkSession, schema: TableSchema) -> list[Row]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from walflow.destinations.iceberg.sessions import child_session, jvm_of
+from walflow.destinations.iceberg.sessions import catalog_session
 from walflow.destinations.iceberg.tables import (
     CATALOG,
     EXACT,
@@ -28,6 +28,7 @@ from walflow.destinations.iceberg.tables import (
     table_properties,
 )
 from walflow.model import Lsn, TableName, TableSchema
+from walflow.spark.connect import is_remote_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ _FOOTER_READERS = 4
 
 def open_bridge(spark: SparkSession, conf: Mapping[str, str], owner: Owner) -> Bridge | None:
     """The bridge to the catalog that the conf describes; None where there is none."""
-    return None if jvm_of(spark) is None else Bridge(child_session(spark, conf), owner)
+    return None if is_remote_session(spark) else Bridge(catalog_session(spark, conf), owner)
 
 
 class Bridge:
@@ -50,13 +51,13 @@ class Bridge:
         self._session: Any = spark
         # Makes the session load the catalog; asked by the API, it would look in another's conf.
         spark.sql(f"USE {CATALOG}")
-        jvm = jvm_of(spark)
+        jvm: Any = self._session._jvm
         iceberg = jvm.org.apache.iceberg
         self._catalog = iceberg.spark.Spark3Util.loadIcebergCatalog(
             self._session._jsparkSession, CATALOG
         )
         # Names of Java are looked up in the JVM each time: once will do.
-        self._jvm = jvm
+        self._jvm: Any = jvm
         self._gateway: Any = spark.sparkContext._gateway
         self._string = jvm.java.lang.String
         self._identifiers = iceberg.catalog.TableIdentifier

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 from walflow.destinations.iceberg.tables import EXACT, literal, table_identifier
 from walflow.errors import DestinationError
 from walflow.model import TableSchema
+from walflow.spark.checkpoints import checkpointed
 from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted, row_identity
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> Data
     )
     # Not `kept`: when it caches a frame over a table, Spark 4.1 takes columns whose names differ
     # by case alone for the same.
-    return net.where("_old IS NULL").unionByName(filled.localCheckpoint())
+    return net.where("_old IS NULL").unionByName(checkpointed(filled))
 
 
 def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> None:
@@ -214,12 +215,11 @@ def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> Non
         row_identity(schema, stored, exact).alias("stored"),
     )
     number = sf.row_number().over(Window.partitionBy("identity").orderBy("file", "place"))
-    removed = (
+    removed = checkpointed(
         table.join(gone, sf.col("stored").eqNullSafe(sf.col("identity")))
         .withColumn("number", number)
         .where("number <= wanted")
         .select("file", "place")
-        .localCheckpoint()
     )
     wanted = gone.agg(sf.coalesce(sf.sum("wanted"), sf.lit(0)).alias("wanted")).first()
     found = removed.count()

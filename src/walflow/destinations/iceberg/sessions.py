@@ -5,28 +5,22 @@ As many as calls run at once, however many tables there are: a session costs mem
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from walflow.spark.session import child_session, end_child_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SessionPool", "child_session", "jvm_of"]
+__all__ = ["SessionPool", "catalog_session"]
 
 
-def jvm_of(spark: SparkSession) -> Any:
-    """The bridge to the session's JVM; None through Spark Connect, which has none."""
-    return getattr(spark, "_jvm", None)
-
-
-def child_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """A session of the same Spark with settings of its own: the conf's catalogs, at first."""
-    # Through Connect, a session's settings are known to it alone: a new one would lack ours.
-    makes: Any = spark
-    child: SparkSession = makes.cloneSession() if jvm_of(spark) is None else makes.newSession()
+def catalog_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """A session of the same Spark that sees the conf's catalogs."""
+    child = child_session(spark)
     for name, value in conf.items():
         if name.startswith("spark.sql.catalog."):
             child.conf.set(name, value)
@@ -49,11 +43,11 @@ class SessionPool:
         with self._lock:
             session = self._idle.pop() if self._idle else None
         if session is None:
-            session = child_session(self._spark, self._conf)
+            session = catalog_session(self._spark, self._conf)
         try:
             yield session
         except BaseException:
-            _end(session)
+            end_child_session(session)
             raise
         with self._lock:
             self._idle.append(session)
@@ -63,17 +57,4 @@ class SessionPool:
         with self._lock:
             idle, self._idle = self._idle, []
         for session in idle:
-            _end(session)
-
-
-def _end(session: SparkSession) -> None:
-    """Tell Connect's server, which would keep it for an hour; a classic one goes with its object.
-
-    Not by ``stop``, which may end the server, and in classic Spark ends Spark.
-    """
-    if jvm_of(session) is None:
-        own: Any = session
-        # It may be why the session is ended that the server is gone, or has forgotten it.
-        with contextlib.suppress(Exception):
-            own.client.release_session()
-        own.client.close()
+            end_child_session(session)
