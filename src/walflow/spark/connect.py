@@ -76,6 +76,10 @@ def release_remote(session: SparkSession) -> None:
     """Let the server forget the session. A dead server is no error."""
     _hold(session, 0)
     session.stop()
+    # The session's finaliser closes its client once more, and waits for threads that all clients
+    # share. Run by the garbage collector inside another call, it would wait for itself.
+    client: Any = session.client  # type: ignore[attr-defined]
+    client.close = lambda: None
 
 
 def disconnect(session: SparkSession) -> None:
