@@ -78,8 +78,8 @@ def release_remote(session: SparkSession) -> None:
     session.stop()
     # The session's finaliser closes its client once more, and waits for threads that all clients
     # share. Run by the garbage collector inside another call, it would wait for itself.
-    client: Any = session.client  # type: ignore[attr-defined]
-    client.close = lambda: None
+    remote: Any = session
+    remote.client.close = lambda: None
 
 
 def disconnect(session: SparkSession) -> None:
