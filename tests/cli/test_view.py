@@ -150,7 +150,7 @@ def test_it_says_what_is_being_copied_and_how_far_the_others_are() -> None:
 
 
 def status_of(*states: TableState) -> PipelineStatus:
-    return PipelineStatus(states, Lsn(500), Lsn(400), Lsn(100), 2.5)
+    return PipelineStatus(states, Lsn(500), Lsn(400), Lsn(400), Lsn(100), 2.5)
 
 
 def state(name: str, phase: Phase, position: int, **known: object) -> TableState:

@@ -93,7 +93,7 @@ def read_overview(store: Store, pipeline: str, now: float) -> Overview:
             oid,
             state,
             mappings.get(oid, state.table),
-            _lag_bytes(state, None if lease is None else lease.report),
+            _lag_bytes(oid, state, None if lease is None else lease.report),
         )
         for oid, state in store.get_table_replication_states().items()
     ]
@@ -107,14 +107,15 @@ def _rank(table: TableOverview) -> tuple[int, TableName]:
     return rank, table.name
 
 
-def _lag_bytes(state: TableReplicationState, report: Report | None) -> int | None:
+def _lag_bytes(oid: int, state: TableReplicationState, report: Report | None) -> int | None:
     if report is None:
         return None
     if state.error is not None:
         followed, position = state.error.phase in FOLLOWED, state.position
     else:
-        # What is applied of all tables may be newer than what was last noted of this one.
-        followed, position = state.phase in FOLLOWED, max(state.position, report.applied)
+        # Nothing is noted of a table that nothing happens to: it is as far as all of the log is.
+        followed = state.phase in FOLLOWED
+        position = max(state.position, report.behind.get(oid, report.routed))
     return max(0, report.wal_end - position) if followed else None
 
 

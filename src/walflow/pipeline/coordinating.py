@@ -75,6 +75,8 @@ class Coordinator:
         self._stop = stop
         self._asked = self._saved = 0.0
         self._begun = threading.Event()
+        self.last: PipelineStatus | None = None
+        """The status of a moment ago."""
 
     @property
     def begun(self) -> bool:
@@ -113,20 +115,18 @@ class Coordinator:
     # How it goes.
 
     def status(self) -> PipelineStatus:
-        log, lanes = self._parts.log, self._parts.lanes
+        # First: what is routed after it may be applied already, but not the other way round.
+        routed = self._parts.lanes.routed
         states = tuple(self._as_of_now(state) for state in self._parts.tables.all())
-        active = [state for state in states if not state.waits_for_operator]
-        if active:
-            applied = min(state.position if state.followed else Lsn(0) for state in active)
-        else:
-            applied = lanes.routed if self.begun else Lsn(0)
         status = PipelineStatus(
             states,
             self._parts.intake.wal_end,
-            log.end,
-            applied,
+            self._parts.log.end,
+            routed,
+            min((state.position for state in states if state.followed), default=routed),
             max((state.lag_seconds for state in states), default=0.0),
         )
+        self.last = status
         self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
         self._metrics.end_to_end_lag_seconds.set(status.lag_seconds)
         self._metrics.set_phases({state.name: state.phase for state in states})

@@ -92,7 +92,6 @@ class Pipeline:
         self._worker = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
         self._cleanup = ExitStack()
         self._mapping = TableMapping(settings.mapping)
-        self._last: PipelineStatus | None = None
         self._tables: Tables | None = None
         self._made = Made()
         self._store: Store
@@ -100,7 +99,7 @@ class Pipeline:
         self._log: ChangeLog
         self._destination: OpenDestination
         self._parts: Parts
-        self._coordinator: Coordinator
+        self._coordinator: Coordinator | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -353,7 +352,7 @@ class Pipeline:
         self._cleanup.callback(self._end_work)
 
     def _waiting_segments(self) -> int:
-        last = self._last
+        last = self._coordinating.last
         return 0 if last is None else self._log.waiting(last.applied)
 
     # Running.
@@ -368,12 +367,12 @@ class Pipeline:
         target: Lsn | None = None
         while not self._stop.wait(poll):
             self.check()
-            if not until_caught_up or not self._coordinator.begun:
+            if not until_caught_up or not self._coordinating.begun:
                 continue
             status = self.status()
             if target is None and not status.copying:
                 target = self.source_position()
-            if target is not None and status.applied >= target:
+            if target is not None and status.reached(target):
                 status.check_none_set_aside()
                 return
         self.check()
@@ -384,7 +383,7 @@ class Pipeline:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.check()
-            if self._coordinator.begun and self.status().applied >= position:
+            if self._coordinating.begun and self.status().reached(position):
                 return True
             self._stop.wait(_CHECK_SECONDS)
         return False
@@ -402,14 +401,17 @@ class Pipeline:
             raise self._error
 
     def status(self) -> PipelineStatus:
-        self._last = self._coordinator.status()
-        return self._last
+        return self._coordinating.status()
+
+    @property
+    def _coordinating(self) -> Coordinator:
+        assert self._coordinator is not None, "the pipeline was not started"
+        return self._coordinator
 
     def _report(self) -> Report | None:
-        last = self._last
-        if last is None:
-            return None
-        return Report(last.wal_end, last.log_end, last.applied, last.lag_seconds, time.time())
+        """Asked for by the lease's thread, which is there before all others."""
+        last = None if self._coordinator is None else self._coordinator.last
+        return None if last is None else last.report()
 
     @property
     def spark(self) -> SparkSession:
@@ -493,7 +495,7 @@ class Pipeline:
 
     def _work(self) -> None:
         try:
-            self._coordinator.run()
+            self._coordinating.run()
         except BaseException as error:  # raised again by check() in the caller's thread
             if not self._stop.is_set() or isinstance(error, WalflowError):
                 self._fail(error)

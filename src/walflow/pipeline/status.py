@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from walflow.errors import TablesSetAside
 from walflow.model import Lsn
-from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import TableState
+from walflow.stores.base import Report
 
 __all__ = ["PipelineStatus"]
 
@@ -21,15 +22,21 @@ class PipelineStatus:
     """How far the source's log reached when last heard of."""
     log_end: Lsn
     """All up to here is durable in the change log."""
+    routed: Lsn
+    """The position of tables that nothing waits for."""
     applied: Lsn
-    """All up to here is in the destination, of every table that does not wait for an operator; 0
-    while one is being copied."""
+    """All up to here is in the destination, of every table that is followed."""
     lag_seconds: float
     """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
 
     @property
     def lag_bytes(self) -> int:
         return max(0, self.wal_end - self.applied)
+
+    def reached(self, position: Lsn) -> bool:
+        """Whether all up to the position is in the destination, of every table but those that
+        wait for an operator."""
+        return not self.copying and self.applied >= position
 
     @property
     def set_aside(self) -> tuple[TableState, ...]:
@@ -39,10 +46,23 @@ class PipelineStatus:
     @property
     def copying(self) -> bool:
         """Whether a table is on its way into the destination, or comes back by itself."""
-        return any(
-            state.phase in SYNCED_PHASES
-            or (state.error is not None and not state.waits_for_operator)
+        return any(not (state.followed or state.waits_for_operator) for state in self.tables)
+
+    def report(self) -> Report:
+        """What other processes may know of it."""
+        behind = {
+            state.schema.oid: state.position
             for state in self.tables
+            if state.followed and state.position < self.routed
+        }
+        return Report(
+            self.wal_end,
+            self.log_end,
+            self.applied,
+            self.lag_seconds,
+            time.time(),
+            self.routed,
+            behind,
         )
 
     def check_none_set_aside(self) -> None:

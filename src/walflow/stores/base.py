@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -111,9 +111,14 @@ class Report:
     wal_end: Lsn
     log_end: Lsn
     applied: Lsn
+    """All up to here is in the destination, of every table that is followed."""
     lag_seconds: float
     at: float
     """Unix time."""
+    routed: Lsn = Lsn(0)
+    """The position of every table that is followed, but for those in ``behind``."""
+    behind: Mapping[int, Lsn] = field(default_factory=dict)
+    """By oid, the positions of tables that are followed and that changes wait for."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -122,6 +127,8 @@ class Report:
             "applied": int(self.applied),
             "lag_seconds": self.lag_seconds,
             "at": self.at,
+            "routed": int(self.routed),
+            "behind": {str(oid): int(position) for oid, position in self.behind.items()},
         }
 
     @classmethod
@@ -132,6 +139,8 @@ class Report:
             Lsn(raw["applied"]),
             raw["lag_seconds"],
             raw["at"],
+            Lsn(raw.get("routed", 0)),
+            {int(oid): Lsn(position) for oid, position in raw.get("behind", {}).items()},
         )
 
 
