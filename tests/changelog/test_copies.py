@@ -41,9 +41,8 @@ def log(tmp_path: Path) -> ChangeLog:
 
 def test_a_plan_and_what_was_read_of_it_survive(log: ChangeLog, tmp_path: Path) -> None:
     copy = log.copy(7)
-    assert (copy.plan(), copy.completed(), copy.needed_after()) == (None, None, None)
+    assert (copy.plan(), copy.completed()) == (None, None)
     copy.begin(PLAN)
-    assert copy.needed_after() is None
     file = add(copy, PLAN, 3, 200)
     store_range(copy.folder, FinishedRange(PLAN.id, 0, Lsn(100), None))
     log.close()
@@ -55,7 +54,6 @@ def test_a_plan_and_what_was_read_of_it_survive(log: ChangeLog, tmp_path: Path) 
         0: FinishedRange(PLAN.id, 0, Lsn(100), None),
         3: FinishedRange(PLAN.id, 3, Lsn(200), file),
     }
-    assert copy.needed_after() == 100
     longer = replace(PLAN, ranges=(*RANGES, PlannedRange(8, 0, None, 1)))
     copy.extend(longer)
     assert copy.plan() == longer
@@ -75,10 +73,8 @@ def test_a_complete_copy_survives(log: ChangeLog, tmp_path: Path) -> None:
     assert whole is not None
     assert (whole.schema, whole.position, list(whole.files)) == (SCHEMA, 300, files)
     assert (whole.rows, whole.exact) == (15, True)
-    assert copy.needed_after() == 300
     copy.reopen()
     assert copy.completed() is None
-    assert copy.needed_after() == 100
     copy.drop()
     copy.drop()
     assert not copy.folder.exists()
@@ -101,7 +97,6 @@ def test_what_is_torn_does_not_count(log: ChangeLog) -> None:
     assert sorted(path.name for path in copy.folder.glob("*.parquet")) == [files[4].name]
     (copy.folder / "plan.json").write_text("[")
     assert copy.plan() is None
-    assert copy.needed_after() is None
     log.close()
 
 

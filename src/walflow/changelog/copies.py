@@ -236,19 +236,6 @@ class TableCopy:
         """Forget that the copy is complete; what was read stays."""
         (self.folder / _COMPLETE).unlink(missing_ok=True)
 
-    def needed_after(self) -> Lsn | None:
-        """The log must keep the table's changes after this position, if the copy is to be of use.
-
-        That is where it is complete, or else the oldest snapshot that it was read under.
-        """
-        whole = self.completed()
-        if whole is not None:
-            return whole.position
-        plan = self.plan()
-        if plan is None:
-            return None
-        return min((done.position for done in self.finished_ranges(plan).values()), default=None)
-
     def drop(self) -> None:
         """Remove the copy. Repeats safely."""
         if not self.folder.exists():

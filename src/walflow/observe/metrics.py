@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from walflow.errors import WalflowError
 from walflow.model import Phase, TableName
@@ -110,10 +110,6 @@ class Metrics:
     def pipeline(self, name: str) -> PipelineMetrics:
         """The metrics of one pipeline. The same name gives the same series."""
         return PipelineMetrics(self, name)
-
-    def exposition(self) -> str:
-        """What /metrics would answer."""
-        return generate_latest(self.registry).decode()
 
 
 class PipelineMetrics:

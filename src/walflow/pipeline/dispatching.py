@@ -21,7 +21,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """Used by the coordinating thread, but for ``failed`` and ``outgrown``."""
+    """Used by the coordinating thread, but for ``failed``."""
 
     def __init__(
         self,

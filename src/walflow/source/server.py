@@ -18,7 +18,6 @@ SELECT current_setting('server_version_num')::int,
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        pg_is_in_recovery(),
        current_database(),
-       current_setting('block_size')::int,
        current_setting('wal_level'),
        current_setting('max_replication_slots')::int
          - (SELECT count(*) FROM pg_replication_slots),
@@ -41,7 +40,6 @@ class Server:
     timeline: int
     in_recovery: bool
     database: str
-    block_size: int
     wal_level: str
     free_slots: int
     free_senders: int
