@@ -24,6 +24,7 @@ from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationError, TablesSetAside
 from walflow.model import Phase, TableName
+from walflow.pipeline.tables import TableState
 from walflow.states import RetryKind
 
 if TYPE_CHECKING:
@@ -82,16 +83,21 @@ def test_a_table_that_fails_is_set_aside_and_comes_back(
     with running(settings, spark, destination=shelf) as pipeline:
         broken.set()
         database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
-        wait_for(lambda: phase_of(pipeline, "a") is Phase.ERRORED, WAIT)
+        failed: list[TableState] = []
+
+        def has_failed() -> bool:
+            state = state_of(pipeline, "a")
+            failed.extend([state] if state is not None and state.error is not None else [])
+            return bool(failed)
+
+        wait_for(has_failed, WAIT)
+        error = failed[0].error
+        assert error is not None
+        assert (error.reason, error.hint) == ("the shelf of a is full", "make room")
+        assert error.retry.kind is RetryKind.TIMED
         database.execute("UPDATE b SET v = 'still in time'")
         wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
         wait_for(lambda: (state_of(pipeline, "a") or pytest.fail("gone")).attempts >= 2, WAIT)
-        state = state_of(pipeline, "a")
-        assert state is not None
-        if state.error is not None:
-            assert state.error.reason == "the shelf of a is full"
-            assert state.error.hint == "make room"
-            assert state.error.retry.kind is RetryKind.TIMED
         broken.clear()
         catch_up(pipeline)
         assert_equal(shelf, database, "a", "b")
@@ -131,30 +137,72 @@ def test_after_the_last_attempt_an_operator_is_waited_for(
     assert shelf.copies == {A: 1, B: 1}
 
 
-def test_a_slow_table_does_not_hold_up_the_others(
-    spark: SparkSession, settings: Settings, database: Database
+def test_a_table_that_catches_up_for_long_does_not_hold_up_the_others(
+    spark: SparkSession,
+    settings: Settings,
+    database: Database,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shelf, slow = PositionedShelf(), threading.Event()
+    shelf, held, go_on = PositionedShelf(), threading.Event(), threading.Event()
 
-    def dawdle(table: TableName) -> None:
+    def hold(table: TableName) -> None:
         if table == A:
-            slow.wait(WAIT)
+            held.set()
+            assert go_on.wait(WAIT)
 
-    shelf.before_round = dawdle
+    def write_late(table: TableName) -> None:
+        database.execute("UPDATE a SET v = 'late'")
+
     with running(settings, spark, destination=shelf) as pipeline:
-        database.execute("UPDATE a SET v = 'slow'")
+        # It is copied again, and what was written meanwhile takes forever to catch up on.
+        shelf.before_copy = write_late
+        shelf.before_round = hold
+        pipeline.resync(A)
+        assert held.wait(WAIT)
+        assert phase_of(pipeline, "a") is Phase.CATCHUP
         lags = []
         for number in range(6):
             database.execute(f"UPDATE b SET v = 'quick {number}' WHERE id = {number + 1}")
+            began = time.monotonic()
             wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
-            state = state_of(pipeline, "b")
-            assert state is not None
-            lags.append(state.lag_seconds)
-            time.sleep(0.05)
-        waiting = state_of(pipeline, "a")
-        assert waiting is not None
-        assert waiting.lag_seconds > 1
-        slow.set()
+            lags.append(time.monotonic() - began)
+        assert phase_of(pipeline, "a") is Phase.CATCHUP
+        behind = state_of(pipeline, "a")
+        assert behind is not None
+        assert behind.lag_seconds > max(lags)
+        # The report to other processes tells the same.
+        report = pipeline.status().report()
+        assert report.behind == {behind.schema.oid: behind.position}
+        go_on.set()
         catch_up(pipeline)
         assert_equal(shelf, database, "a", "b")
-    print(f"b's lag while a was stuck: at most {max(lags):.2f} s")
+    with capsys.disabled():
+        print(f"\ncommit to visible of b while a caught up: at most {max(lags):.2f} s")
+
+
+def test_many_slow_tables_leave_room_for_the_quick_ones(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    names = [f"s{number}" for number in range(20)]
+    database.execute(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in names),
+        f"ALTER PUBLICATION walflow ADD TABLE {', '.join(names)}",
+    )
+    shelf, slow, go_on = PositionedShelf(), threading.Semaphore(0), threading.Event()
+
+    def hold(table: TableName) -> None:
+        if table.name in names:
+            slow.release()
+            assert go_on.wait(WAIT)
+
+    shelf.before_round = hold
+    with running(settings, spark, destination=shelf) as pipeline:
+        # Fewer than there are threads for tables that are ready, and more than Spark has cores.
+        database.execute(*(f"INSERT INTO {name} VALUES (1, 'x')" for name in names[:12]))
+        for _ in range(12):
+            assert slow.acquire(timeout=WAIT)
+        database.execute("UPDATE b SET v = 'quick'")
+        wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+        go_on.set()
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b", *names)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lanes", "Outgrown"]
 
-_READY_AT_ONCE = 8
+_READY_AT_ONCE = 16
 _QUICK_RETRY_SECONDS = 0.5
 _MET_SECONDS = 5.0
 """A table that has caught up in so short a round lags no more than others do."""
@@ -100,7 +100,7 @@ class Lanes:
         self._lanes: dict[int, _Lane] = {}
         self._routed = log.end
         self._stop = threading.Event()
-        # Apart, so that many tables that catch up leave room for those that have.
+        # Apart, so that tables that catch up, or are slow, leave room for the others.
         self._ready = ThreadPoolExecutor(_READY_AT_ONCE, thread_name_prefix="walflow-apply")
         self._catching_up = ThreadPoolExecutor(
             catching_up_at_once, thread_name_prefix="walflow-catchup"
@@ -197,13 +197,15 @@ class Lanes:
 
     def _start(self, oid: int) -> None:
         state = self._tables.get(oid)
-        pool = self._ready if state is not None and state.phase is Phase.READY else None
+        ready = state is not None and state.phase is Phase.READY
         with self._lock:
             lane = self._lanes.get(oid)
             if lane is None or lane.running or lane.left or self._stop.is_set():
                 return
             lane.running = True
-            job = (pool or self._catching_up).submit(self._run, oid, lane)
+            slow = _MET_SECONDS < lane.seconds < math.inf
+            pool = self._ready if ready and not slow else self._catching_up
+            job = pool.submit(self._run, oid, lane)
         job.add_done_callback(self._check)
 
     def _check(self, job: Future[None]) -> None:
@@ -303,6 +305,7 @@ class Lanes:
             state = self._tables.move(state.schema.oid, Phase.SYNC_DONE, position=position)
         if state.phase is Phase.SYNC_DONE:
             self._tables.move(state.schema.oid, Phase.READY, attempts=0)
+            _logger.info("a table is ready", table=str(state.name), position=str(state.position))
 
     def _apply(self, state: TableState, stretches: list[_Stretch]) -> None:
         files = [file for stretch in stretches for file in stretch.files]

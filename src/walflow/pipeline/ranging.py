@@ -6,7 +6,7 @@ import contextlib
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ rows, if there are any; or a pickled error."""
 class CopySource:
     """What is read, and where it goes."""
 
-    uri: str
+    uri: str = field(repr=False)
     snapshot: str
     application_name: str
     table: PublishedTable

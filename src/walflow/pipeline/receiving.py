@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psycopg
 import structlog
@@ -40,7 +40,7 @@ _logger = structlog.get_logger(__name__)
 class Source:
     """What is read: as far as the receiving end needs to know it."""
 
-    uri: str
+    uri: str = field(repr=False)
     slot: str
     publication: str
     application_name: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from walflow.errors import ErrorKind, WalflowError
 from walflow.model import Phase
+from walflow.redaction import redacted
 from walflow.states import RetryKind, RetryPolicy, TableError
 
 __all__ = ["Retries", "first_line", "is_of_the_source"]
@@ -28,8 +29,8 @@ class Retries:
         known = isinstance(error, WalflowError)
         return TableError(
             code=error.code if isinstance(error, WalflowError) else type(error).__name__,
-            reason=first_line(error),
-            hint=error.hint if isinstance(error, WalflowError) else "",
+            reason=redacted(first_line(error)),
+            hint=redacted(error.hint) if isinstance(error, WalflowError) else "",
             retry=self._policy(not known or bool(getattr(error, "retry", True)), attempts),
             phase=phase,
         )

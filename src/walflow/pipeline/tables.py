@@ -182,6 +182,7 @@ class Tables:
                 Phase.INIT,
                 position=Lsn(0),
                 rows_copied=0,
+                changes_applied=0,
                 error=None,
                 **changes,
             )
