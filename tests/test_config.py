@@ -98,6 +98,16 @@ class TestLayers:
     def test_other_variables_with_the_prefix_are_left_alone(self, tmp_path: Path) -> None:
         load(tmp_path, "", {"WALFLOW_JAR_CACHE": "/x", "PATH": "/bin"})
 
+    def test_names_for_tables(self, tmp_path: Path) -> None:
+        text = "mapping: {template: 'lake.{schema}__{table}', tables: {public.orders: sales.o}}"
+        mapping = load(tmp_path, text).mapping
+        assert mapping.template == "lake.{schema}__{table}"
+        assert mapping.tables == {"public.orders": "sales.o"}
+
+    @pytest.mark.parametrize("memory", ["512m", "2G", "1024kb", "1t"])
+    def test_memory(self, tmp_path: Path, memory: str) -> None:
+        assert load(tmp_path, f"spark: {{driver_memory: {memory}}}").spark.driver_memory == memory
+
     def test_a_home_folder_is_found(self, tmp_path: Path) -> None:
         assert load(tmp_path, "log: {folder: ~/wal}").log_folder == Path.home() / "wal"
 
@@ -140,11 +150,14 @@ class TestProblems:
             ("log: {max_bytes: 0}", "greater than 0"),
             ("types: {numeric: 'decimal(39,2)'}", "1 to 38 digits"),
             ("types: {numeric: 'decimal(3,5)'}", "1 to 38 digits"),
-            ("types: {numeric: money}", "types.numeric"),
-            ("name: Über", "name"),
-            ("source: {slot: My-Slot}", "source.slot"),
+            ("types: {numeric: money}", "types.numeric (file {}): must be decimal("),
+            ("types: {numeric: decimal}", "must be decimal(precision,scale), double or string"),
+            ("name: Über", "name (file {}): must be 1 to 50 small letters"),
+            ("name: ''", "must be 1 to 50 small letters"),
+            ("source: {slot: My-Slot}", "source.slot (file {}): must be 1 to 63 small letters"),
             ("metrics_address: ninethousand", "must be host:port"),
-            ("spark: {driver_memory: lots}", "spark.driver_memory"),
+            ("spark: {driver_memory: lots}", "must be a number with a unit, like 2g"),
+            ("spark: {driver_memory: 12}", "spark.driver_memory (file {}): "),
             ("spark: {conf: hunter2}", "must be a mapping"),
             ("log: 3", "log (file {}): must be a section with folder, max_bytes"),
         ],
@@ -153,6 +166,54 @@ class TestProblems:
         self, tmp_path: Path, text: str, expected: str
     ) -> None:
         assert expected.format(tmp_path / "walflow.yaml") in problem(tmp_path, text)
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{table}",
+            "a.b.{table}",
+            "{x}.{table}",
+            "a.{table",
+            "a.table}",
+            "a.{}",
+            "s.",
+            ".t",
+            ".",
+            "",
+            "{schema}.",
+            ".{table}",
+            " .{table}",
+            "a.{table[0]}",
+            "a.{table!r}",
+            "a.{table:>9}",
+            "a.{table.upper}",
+            "a.{{table}}",
+        ],
+    )
+    def test_templates_that_give_no_name(self, tmp_path: Path, template: str) -> None:
+        message = problem(tmp_path, f"mapping: {{template: '{template}'}}")
+        assert "mapping.template (file " in message
+        assert "must be namespace.table" in message
+        assert "like lake.{schema}__{table}" in message
+
+    @pytest.mark.parametrize("name", ["orders", "public.", ".orders", ".", " .t"])
+    def test_tables_to_be_named_have_a_schema(self, tmp_path: Path, name: str) -> None:
+        message = problem(tmp_path, f"mapping: {{tables: {{'{name}': sales.orders}}}}")
+        assert f"mapping.tables.{name} (file " in message
+        assert "is named with its schema, like public.orders" in message
+
+    @pytest.mark.parametrize("name", ["orders", "sales.", ".orders", "a.b.c", "a. "])
+    def test_names_for_tables_have_a_namespace(self, tmp_path: Path, name: str) -> None:
+        message = problem(tmp_path, f"mapping: {{tables: {{public.orders: '{name}'}}}}")
+        assert "mapping.tables.public.orders (file " in message
+        assert "must be namespace.table, like sales.orders" in message
+
+    def test_all_problems_of_a_mapping_at_once(self, tmp_path: Path) -> None:
+        environment = {"WALFLOW_MAPPING__TABLES": '{"a": "sales.a", "x.b": "b", "x.c": "s.c"}'}
+        message = problem(tmp_path, "mapping: {template: s.}", environment)
+        assert message.startswith("3 settings are missing or wrong:")
+        assert "mapping.tables.a (environment): a table of the source" in message
+        assert "mapping.tables.x.b (environment): the destination's name" in message
 
     def test_the_layer_that_is_at_fault_is_named(self, tmp_path: Path) -> None:
         message = problem(tmp_path, "log: {fill_ms: 1}", {"WALFLOW_LOG__FILL_MS": "x"})

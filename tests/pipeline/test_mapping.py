@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from walflow.config import MappingSettings
-from walflow.errors import ConfigError, MappingConflict
+from walflow.errors import MappingConflict
 from walflow.model import TableName
 from walflow.pipeline.mapping import TableMapping, check_apart
 
@@ -31,18 +31,21 @@ def test_templates(template: str, expected: TableName) -> None:
     assert mapped(TableName("sales", "orders"), template=template) == expected
 
 
-@pytest.mark.parametrize("template", ["{table}", "a.b.{table}", "{x}.{table}", "a.{table", "a.{}"])
-def test_bad_templates_are_told_at_once(template: str) -> None:
-    with pytest.raises(ConfigError, match=r"mapping\.template"):
-        TableMapping(MappingSettings(template=template))
-
-
 def test_explicit_names_win() -> None:
     names = {"sales.orders": "mart.o"}
     assert mapped(TableName("sales", "orders"), tables=names) == TableName("mart", "o")
     assert mapped(TableName("sales", "other"), tables=names) == TableName("sales", "other")
-    with pytest.raises(ConfigError, match=r"namespace\.table"):
-        TableMapping(MappingSettings(tables={"sales.orders": "o"}))
+
+
+def test_names_with_dots_can_be_named() -> None:
+    assert mapped(TableName("a", "b.c"), tables={"a.b.c": "mart.o"}) == TableName("mart", "o")
+
+
+def test_explicit_names_of_no_table_are_found() -> None:
+    settings = MappingSettings(tables={"sales.orders": "mart.o", "Sales.items": "mart.i"})
+    names = [TableName("sales", "orders"), TableName("sales", "items")]
+    assert TableMapping(settings).unused(names) == {"Sales.items"}
+    assert TableMapping(settings).unused([*names, TableName("Sales", "items")]) == set()
 
 
 def test_two_sources_on_one_name_are_refused_with_both_names() -> None:

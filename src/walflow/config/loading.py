@@ -1,0 +1,129 @@
+"""Settings from a YAML file, the environment and the command line, one over the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from walflow.config.keys import ENVIRONMENT_PREFIX, keys_of
+from walflow.config.problems import described
+from walflow.config.settings import Settings
+from walflow.errors import ConfigError
+
+__all__ = ["load_settings"]
+
+
+def load_settings(
+    file: Path | None,
+    overrides: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from the file (if any) under the environment under the overrides.
+
+    Overrides are nested like the file, or have dotted keys (``{"source.uri": …}``); a value of
+    None means that nothing was said. All problems are told at once in one ConfigError, which
+    never shows a value.
+    """
+    layers = {
+        "command line": _from_overrides(overrides),
+        "environment": _from_environment(os.environ if environment is None else environment),
+        f"file {file}": {} if file is None else _from_file(file),
+    }
+    # Sections begin empty, so that what is missing inside them is told, not the section.
+    merged: dict[str, Any] = {key: {} for key, section in keys_of(Settings).items() if section}
+    for layer in reversed(layers.values()):
+        merged = _merge(merged, layer)
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        problems = [described(problem, layers) for problem in error.errors(include_url=False)]
+    count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
+    raise ConfigError(
+        "\n  ".join([f"{count} missing or wrong:", *problems]),
+        hint="A setting like log.fill_ms stands in the YAML file (log: {fill_ms: 100}), in the "
+        "environment (WALFLOW_LOG__FILL_MS=100) or on the command line, which wins.",
+    )
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"The settings file {file} cannot be read: {error.strerror}.",
+            hint="Check the path and the rights of the file.",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The settings file {file} is not UTF-8 text.") from None
+    except yaml.YAMLError as error:
+        # Only the place and the reason: the parser's own message quotes the line.
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(
+            f"The settings file {file} is not valid YAML{place}: "
+            f"{getattr(error, 'problem', None) or 'it has characters that YAML forbids'}.",
+            hint="Quote values that have a colon, a # or a @ in them.",
+        ) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"The settings file {file} has no mapping at its top.",
+            hint="It should begin with lines like `name: shop` and `source:`.",
+        )
+    return _given(content)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """``WALFLOW_A__B=v`` as ``{a: {b: v}}``; an empty value says nothing.
+
+    Other variables may begin with the prefix: one that names no section and is not nearly a
+    setting's name is left alone.
+    """
+    known = keys_of(Settings)
+    found: dict[str, Any] = {}
+    for variable, value in sorted(environment.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not value:
+            continue
+        path = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if len(path) == 1 and not get_close_matches(path[0], known, cutoff=0.8):
+            continue
+        found = _merge(found, _nested(path, value))
+    return found
+
+
+def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        found = _merge(found, _nested(key.split("."), value))
+    return _given(found)
+
+
+def _nested(path: list[str], value: Any) -> dict[str, Any]:
+    for key in reversed(path):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]  # a path has at least one key
+
+
+def _given(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Without the Nones (an empty `log:` in YAML, an option that was not used)."""
+    return {
+        str(key): _given(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged

@@ -1,0 +1,72 @@
+"""What is wrong with settings, in words that name the setting and where it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from walflow.config.keys import field_at, keys_of, section_at, variable_of
+from walflow.config.settings import Settings
+from walflow.redaction import redacted
+
+__all__ = ["described"]
+
+_OF_THE_KEY = "[key]"
+"""With which pydantic ends the place of a problem that a mapping's key has, not its value."""
+
+
+def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) -> str:
+    """One problem on a line; never shows a value. ``layers`` are by name, the first one wins."""
+    path = [str(part) for part in problem["loc"] if part != _OF_THE_KEY]
+    shown = redacted(".".join(path))
+    if problem["type"] == "missing":
+        field = field_at(path)
+        description = "" if field is None else field.description
+        return f"{shown}: is not set (environment: {variable_of(path)})" + (
+            f"; it is {description}" if description else ""
+        )
+    where = next((name for name, layer in layers.items() if _holds(layer, path)), None)
+    place = f" ({where})" if where else ""
+    if problem["type"] == "extra_forbidden":
+        closest = _closest(path)
+        advice = f"; did you mean {closest}?" if closest else ""
+        return f"{shown}{place}: is not a setting{advice}"
+    if problem["type"] == "model_type":
+        return f"{shown}{place}: must be a section with {', '.join(_known_at(path))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{shown}{place}: {message[:1].lower()}{message[1:]}"
+
+
+def _known_at(path: list[str]) -> list[str]:
+    section = section_at(path)
+    return [] if section is None else list(keys_of(section))
+
+
+def _holds(layer: Mapping[str, Any], path: list[str]) -> bool:
+    value: Any = layer
+    for key in path:
+        if not isinstance(value, Mapping):
+            break
+        if key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _closest(path: list[str]) -> str | None:
+    """The setting that was probably meant: beside this one, or of this name in another section."""
+    *parents, key = path
+    beside = get_close_matches(key, _known_at(parents), n=1)
+    if beside:
+        return ".".join([*parents, beside[0]])
+    places = {
+        name: f"{section}.{name}"
+        for section, model in keys_of(Settings).items()
+        if model is not None
+        for name in keys_of(model)
+    } | {name: name for name in keys_of(Settings)}
+    elsewhere = get_close_matches(key, list(places), n=1, cutoff=0.8)
+    return places[elsewhere[0]] if elsewhere else None
