@@ -174,8 +174,12 @@ class Syncer:
             before = self._postponed.get(oid)
             pause = _FIRST_PAUSE if before is None else min(before.pause * 2, _LONGEST_PAUSE)
             self._postponed[oid] = _Postponed(time.monotonic() + pause, size, pause)
+        state = self._tables.get(oid)
         _logger.warning(
-            "a copy was interrupted; going on soon", error=str(error), seconds=round(pause, 1)
+            "a copy was interrupted; going on soon",
+            table=str(oid if state is None else state.name),
+            error=str(error),
+            seconds=round(pause, 1),
         )
 
     def _sync(self, oid: int, taken_off: threading.Event) -> None:
