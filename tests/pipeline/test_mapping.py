@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
+from structlog.testing import capture_logs
+
+from tests.conftest import Database
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT, running, settings_for
+from tests.pipeline.shelf import PositionedShelf
 from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
 from walflow.model import TableName
 from walflow.pipeline.mapping import TableMapping, check_apart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def mapped(source: TableName, **settings: object) -> TableName:
@@ -41,11 +52,48 @@ def test_names_with_dots_can_be_named() -> None:
     assert mapped(TableName("a", "b.c"), tables={"a.b.c": "mart.o"}) == TableName("mart", "o")
 
 
-def test_explicit_names_of_no_table_are_found() -> None:
-    settings = MappingSettings(tables={"sales.orders": "mart.o", "Sales.items": "mart.i"})
-    names = [TableName("sales", "orders"), TableName("sales", "items")]
-    assert TableMapping(settings).unused(names) == {"Sales.items"}
-    assert TableMapping(settings).unused([*names, TableName("Sales", "items")]) == set()
+def warned_of(mapping: TableMapping, *published: TableName) -> dict[str, str]:
+    with capture_logs() as logs:
+        mapping.warn_of_unused(published)
+    return {entry["table"]: entry["hint"] for entry in logs if entry["log_level"] == "warning"}
+
+
+def test_explicit_names_of_no_published_table_are_warned_of() -> None:
+    names = {"sales.orders": "mart.o", "Sales.Items": "mart.i", "qqq.zzz": "mart.z"}
+    mapping = TableMapping(MappingSettings(tables=names))
+    orders, items = TableName("sales", "orders"), TableName("sales", "items")
+    warned = warned_of(mapping, orders, items)
+    assert warned.keys() == {"Sales.Items", "qqq.zzz"}
+    assert warned["Sales.Items"].startswith("Did you mean sales.items? ")
+    assert warned["qqq.zzz"].startswith("Tables are named as in: SELECT ")
+    # Once, until it is published and no longer is.
+    assert not warned_of(mapping, orders, items)
+    assert warned_of(mapping, items).keys() == {"sales.orders"}
+    assert not warned_of(mapping, orders, items)
+    assert warned_of(mapping, items).keys() == {"sales.orders"}
+
+
+@pytest.mark.spark
+def test_a_pipeline_warns_at_its_start_and_when_the_publication_changes(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE a, b",
+    )
+    names = {"public.a": "mart.a", "public.bb": "mart.b"}
+    settings = settings_for(database, tmp_path, mapping__tables=names)
+    with capture_logs() as logs:
+
+        def warned() -> list[str]:
+            told = [entry for entry in logs if "mapping.tables" in entry["event"]]
+            return [entry["table"] for entry in told]
+
+        with running(settings, spark, destination=PositionedShelf()):
+            assert warned() == ["public.bb"]
+            database.execute("ALTER PUBLICATION walflow DROP TABLE a")
+            wait_for(lambda: warned() == ["public.bb", "public.a"], WAIT)
 
 
 def test_two_sources_on_one_name_are_refused_with_both_names() -> None:

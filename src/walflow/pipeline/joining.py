@@ -256,6 +256,7 @@ class Joiner:
 
     def _compare(self, tables: Collection[PublishedTable]) -> bool:
         """Bring what is followed in line with what is published; False: not all of it, yet."""
+        self._mapping.warn_of_unused(table.name for table in tables)
         published = {table.schema.oid: table for table in tables}
         states = {state.schema.oid: state for state in self._tables.all()}
         with self._lock:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+import structlog
 
 from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
 from walflow.model import TableName
 
 __all__ = ["TableMapping", "check_apart", "conflict"]
+
+_logger = structlog.get_logger(__name__)
 
 
 class TableMapping:
@@ -20,6 +25,7 @@ class TableMapping:
             source: TableName(*destination.split("."))
             for source, destination in settings.tables.items()
         }
+        self._told: set[str] = set()
 
     def destination(self, source: TableName) -> TableName:
         given = self._explicit.get(str(source))
@@ -29,9 +35,20 @@ class TableMapping:
         # The halves apart: a dot inside a source's name is not one of the template.
         return TableName(*(half.format_map(names) for half in self._template))
 
-    def unused(self, sources: Iterable[TableName]) -> frozenset[str]:
-        """What the settings name explicitly, and is none of these tables."""
-        return frozenset(self._explicit) - {str(source) for source in sources}
+    def warn_of_unused(self, published: Iterable[TableName]) -> None:
+        """Warn of what the settings name explicitly and is none of these tables; not again while
+        it stays so. From one thread."""
+        names = [str(table) for table in published]
+        unused = self._explicit.keys() - set(names)
+        for name in sorted(unused - self._told):
+            meant = get_close_matches(name, names, n=1)
+            _logger.warning(
+                "mapping.tables has a name for a table that is not published",
+                table=name,
+                hint=(f"Did you mean {meant[0]}? " if meant else "") + "Tables are named as in: "
+                "SELECT schemaname, tablename FROM pg_publication_tables;",
+            )
+        self._told = unused
 
 
 def conflict(sources: Iterable[TableName], destination: TableName) -> MappingConflict:
