@@ -336,16 +336,19 @@ class DroppingShelf(PositionedShelf):
 def test_tables_are_dropped_with_their_sources(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:
-    for table in ("a", "b", "c", '"foreign"'):
+    for table in ("a", "b", "c", '"foreign"', "once", "later"):
         database.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
             f"INSERT INTO {table} SELECT i, 'x' FROM generate_series(1, 20) i",
         )
-    database.execute('CREATE PUBLICATION walflow FOR TABLE steady, a, b, c, "foreign"')
+    database.execute('CREATE PUBLICATION walflow FOR TABLE steady, a, b, c, "foreign", once, later')
     settings = settings.model_copy(update={"on_table_removed": "drop"})
     shelf = DroppingShelf()
     with running(settings, spark, destination=shelf) as pipeline, writing(database):
-        database.execute('ALTER PUBLICATION walflow DROP TABLE a, b, c, "foreign"')
+        database.execute(
+            'ALTER PUBLICATION walflow DROP TABLE a, b, c, "foreign"',
+            "ALTER TABLE once RENAME TO renamed",
+        )
         wait_for(lambda: len(shelf.asked) >= 2, WAIT, "asked", pipeline.check)
         # While that takes its time, the others go on, one comes back, and another takes the
         # place of one.
@@ -364,10 +367,22 @@ def test_tables_are_dropped_with_their_sources(
         wait_for(lambda: find(pipeline, "foreign") is None, WAIT, "and foreign", pipeline.check)
         wait_phase(pipeline, "b", Phase.READY)
         wait_phase(pipeline, "c", Phase.READY)
+        wait_phase(pipeline, "renamed", Phase.READY)
     assert on_shelf(shelf, "a") is None
+    assert on_shelf(shelf, "once") is None
     assert on_shelf(shelf, "foreign")
+    # While nobody looks, one gets another name, and one takes the name that this one had.
+    assert on_shelf(shelf, "later")
+    database.execute(
+        "ALTER TABLE later RENAME TO latest",
+        "ALTER TABLE renamed RENAME TO later",
+        "UPDATE latest SET v = 'moved' WHERE id = 3",
+    )
     with running(settings, spark, destination=shelf) as pipeline:
-        assert_follows(pipeline, shelf, database, "b", "c", "steady")
+        for table in ("later", "latest"):
+            wait_phase(pipeline, table, Phase.READY)
+        assert_follows(pipeline, shelf, database, "b", "c", "steady", "later", "latest")
+    assert on_shelf(shelf, "renamed") is None
     assert_never_copied_again(shelf, "steady")
 
 

@@ -97,15 +97,13 @@ class Joiner:
         new = [table for oid, table in published.items() if oid not in stored]
         known = frozenset(mapped.values())
         self._tables.add(*(self._first_state(table, known, new_slot) for table in new))
+        outgrown = published.keys() & stored.keys() if new_slot else ()
         with self._lock:
-            self._outgrown.clear()
-        if new_slot:
-            for oid in published.keys() & stored.keys():
-                self._start_over(published[oid], tables, "the slot is a new one")
+            self._outgrown = dict.fromkeys(outgrown, "the slot is a new one")
         self._fingerprint = fingerprint if self._compare(tables) else ""
         for oid, table in published.items():
             state_now = self._tables.get(oid)
-            if state_now is None or self._dispatcher.has(oid):
+            if state_now is None or self._dispatcher.has(oid) or oid in self._drops:
                 continue
             if state_now.phase is Phase.INIT:
                 self._admit(table, tables)
@@ -273,7 +271,11 @@ class Joiner:
         # All of them first: tables may have exchanged their names, and no two may be at work on
         # one table of the destination.
         working = {oid for oid in (gone | reasons.keys()) if not self._withdraw(oid)}
-        working |= {oid for oid in reasons.keys() - working if self._is_dropping(oid)}
+        working |= {
+            oid
+            for oid in reasons.keys() - working
+            if not self._moved_out(states[oid], published[oid], tables)
+        }
         working |= {oid for oid in gone - working if not self._leave(states[oid], tables)}
         taken = {states[oid].destination for oid in working}
         done = not working
@@ -397,6 +399,14 @@ class Joiner:
         self._tables.forget(oid)
         self._forget_reasons(oid)
         return True
+
+    def _moved_out(
+        self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
+    ) -> bool:
+        """See to the destination's table that it had under another name; False: ask again."""
+        if state.destination == self._mapping.destination(table.name):
+            return not self._is_dropping(state.schema.oid)
+        return self._dropped(state, tables)
 
     def _dropped(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
