@@ -271,3 +271,38 @@ def test_an_executor_that_dies_costs_no_finished_range(reading: Reading) -> None
         copy = reading.read("wide", replace(snapshot))
         reading.check("wide", copy, snapshot)
         assert reading.ranges_read("wide") == reading.finished("wide") > before
+
+
+def test_memory_does_not_grow_with_the_table(database: Database, tmp_path: Path) -> None:
+    """However much a table has, or one range of it, an executor holds a row group at a time."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        # 300 MB: texts of 10 kB cut out of a random megabyte, which are quickly made and compress
+        # by no more than half.
+        "WITH noise AS MATERIALIZED (SELECT string_agg(sha512(i::text::bytea), '') AS bytes"
+        "                              FROM generate_series(1, 16384) i)"
+        " INSERT INTO t SELECT n, encode(substr(bytes, n * 7919 % 1000000 + 1, 5000), 'hex')"
+        "   FROM noise, generate_series(1, 30000) n",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    for ranges, range_bytes in (range(15, 40), 16 << 20), (range(1, 2), 1 << 40):
+        folder = tmp_path / str(range_bytes)
+        folder.mkdir()
+        child = subprocess.run(
+            [
+                *(sys.executable, "-m", "tests.pipeline.ranging_child"),
+                *(database.uri, str(folder), "p", str(range_bytes)),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        made, rows, size, before, after = map(int, child.stdout.split())
+        grown = after - before
+        print(f"{made} ranges, {size >> 20} MB of files: took {grown >> 20} MB more at most")
+        assert made in ranges
+        assert rows == 30_000
+        assert size > 100 << 20
+        assert grown < 200 << 20
