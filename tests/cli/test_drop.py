@@ -61,6 +61,7 @@ def test_without_a_terminal_it_wants_yes(
         f"  the replication slot {slot(database)}",
         "  the publication shop",
         "  the destination's table public.orders",
+        "  all other tables in the destination that are marked as this pipeline's",
         "  the pipeline's state in the store",
     ]
     assert "What to do: Run it in a terminal, or say --yes." in ran.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from tests.destinations.conftest import OWNER
 from tests.destinations.reference import (
@@ -16,7 +17,7 @@ from tests.destinations.reference import (
     reading_session,
     stored_rows,
 )
-from walflow.destinations.base import AdoptsFiles, DropsTables, Shutdown, Startup
+from walflow.destinations.base import AdoptsFiles, DropsTables, ListsTables, Shutdown, Startup
 from walflow.destinations.iceberg import IcebergDestination, Owner, table_identifier
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn, TableName
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.spark
 def test_its_abilities(destination: IcebergDestination) -> None:
     assert isinstance(destination, AdoptsFiles)
     assert isinstance(destination, DropsTables)
+    assert isinstance(destination, ListsTables)
     assert isinstance(destination, Startup)
     assert isinstance(destination, Shutdown)
 
@@ -103,6 +105,29 @@ def other_tables() -> list[tuple[str, Owner | None]]:
         ("belongs to the pipeline 'other'", Owner("other", OWNER.system)),
         ("another source", Owner(OWNER.pipeline, "1")),
     ]
+
+
+def test_it_lists_its_own_tables(
+    spark: SparkSession, destination: IcebergDestination, warehouse: Path
+) -> None:
+    assert destination.own_tables() == []
+    names = [("public", "t"), ("public", "x y.z'`\"%7e~"), ("Σχήμα.x", "_t"), (".", "..")]
+    for schema_name, name in names:
+        destination.truncate_table(make_schema({"id": "int"}, ["id"], name, schema_name))
+    for owner in (Owner("other", OWNER.system), Owner(OWNER.pipeline, "1")):
+        other = IcebergDestination(spark, str(warehouse), owner)
+        other.truncate_table(make_schema({"id": "int"}, ["id"], f"of_{owner.pipeline}"))
+        other.shutdown()
+    session = reading_session(spark, warehouse)
+    # By hand, and damaged; by hand, with names that are never ours.
+    for name in ("public.damaged", "public.`~`", "public.`~FF`", "`a b`.t"):
+        session.sql(f"CREATE TABLE lake.{name} (id int) USING iceberg")
+    for file in (warehouse / "public" / "damaged" / "metadata").glob("*.metadata.json"):
+        file.write_text("{")
+    with structlog.testing.capture_logs() as logs:
+        found = destination.own_tables()
+    assert sorted(found) == sorted(TableName(*name) for name in names)
+    assert [log["table"] for log in logs] == ["lake.`public`.`damaged`"]
 
 
 @pytest.mark.usefixtures("way")

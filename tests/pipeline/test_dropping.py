@@ -7,12 +7,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conftest import Database
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.following import find as find_state
+from tests.pipeline.following import wait_phase
+from tests.pipeline.running import WAIT, running, settings_for
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
 from walflow.destinations import open_destination
@@ -43,6 +48,11 @@ if TYPE_CHECKING:
 
 SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 PUBLICATIONS = "SELECT pubname FROM pg_publication ORDER BY 1"
+COLUMNS = (Column("id", PgType("integer", 23, 23), "int", False, 1),)
+
+
+def tables_in(lake: Path) -> set[str]:
+    return {path.parent.name for path in lake.glob("*/*/metadata")}
 
 
 def settings_of(database: Database, folder: Path, name: str = "shop") -> Settings:
@@ -94,35 +104,45 @@ def store(settings: Settings) -> Iterator[Store]:
         yield opened
 
 
+def find(settings: Settings, store: Store, *, skip_source: bool = False) -> Remains:
+    """All but the destination's tables, which need Spark."""
+    return find_remains(settings, store, skip_source=skip_source, keep_tables=True)
+
+
 def test_all_that_it_made_goes_and_nothing_else(
     database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     other = settings_of(database, tmp_path, "other")
     make(database, settings)
     make(database, other)
+    # Of a pipeline that happens to be called so.
+    alike = f"{settings.slot}_copy_123"
+    with database.connect() as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [alike])
     told: list[str] = []
     with closing(open_store(settings)) as store:
-        found = find_remains(settings, store)
+        found = find(settings, store)
         assert (found.slot, found.publication) == (settings.slot, "shop_tables")
         assert (found.log, found.store, found.tables) == (settings.log_folder, True, ())
+        assert replace(found, others=True) == find_remains(settings, store)
         drop_pipeline(settings, store, found, tell=told.append)
         assert store.get_table_replication_states() == {}
-        assert not find_remains(settings, store)
+        assert not find(settings, store)
     remove_leftovers(settings)
     assert len(told) == 4
-    assert database.execute(SLOTS) == [(other.slot,)]
+    assert database.execute(SLOTS) == [(other.slot,), (alike,)]
     assert database.execute(PUBLICATIONS) == [("other_tables",)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other-log"]
     with closing(open_store(other)) as store:
         assert len(store.get_table_replication_states()) == 1
-        assert find_remains(other, store).log == other.log_folder
+        assert find(other, store).log == other.log_folder
 
 
 def test_a_publication_that_somebody_else_made_stays(
     database: Database, settings: Settings, store: Store
 ) -> None:
     database.execute("CREATE PUBLICATION shop_tables FOR ALL TABLES")
-    found = find_remains(settings, store)
+    found = find(settings, store)
     assert found.publication is None
     drop_pipeline(settings, store, found)
     assert database.execute(PUBLICATIONS) == [("shop_tables",)]
@@ -134,7 +154,7 @@ def test_a_slot_of_that_name_that_somebody_else_uses_stays(
     with database.connect() as connection:
         connection.execute("SELECT pg_create_physical_replication_slot(%s)", [settings.slot])
     try:
-        assert find_remains(settings, store).slot is None
+        assert find(settings, store).slot is None
     finally:
         with database.connect() as connection:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [settings.slot])
@@ -148,11 +168,11 @@ def test_a_drop_that_was_broken_off_is_repeated(
     set_failpoints(f"{place}=raise")
     try:
         with closing(open_store(settings)) as store, pytest.raises(FailpointReached):
-            drop_pipeline(settings, store, find_remains(settings, store))
+            drop_pipeline(settings, store, find(settings, store))
     finally:
         set_failpoints("")
     with closing(open_store(settings)) as store:
-        found = find_remains(settings, store)
+        found = find(settings, store)
         assert found.slot is None
         assert found.store, "the store is last"
         drop_pipeline(settings, store, found)
@@ -166,7 +186,7 @@ def test_what_is_gone_between_looking_and_dropping_is_passed_over(
 ) -> None:
     make(database, settings)
     with closing(open_store(settings)) as store:
-        found = find_remains(settings, store)
+        found = find(settings, store)
         drop_pipeline(settings, store, found)
         drop_pipeline(settings, store, found)
     assert (database.execute(SLOTS), database.execute(PUBLICATIONS)) == ([], [])
@@ -176,17 +196,17 @@ def test_a_pipeline_that_runs_is_left_alone(
     database: Database, settings: Settings, store: Store
 ) -> None:
     make(database, settings)
-    found = find_remains(settings, store)
+    found = find(settings, store)
     with closing(open_store(settings)) as others:
         keeper = LeaseKeeper(others, lambda: None)
         keeper.acquire()
         with pytest.raises(PipelineInUse, match=f"process {os.getpid()} on "):
-            find_remains(settings, store)
+            find(settings, store)
         with pytest.raises(PipelineInUse):
             drop_pipeline(settings, store, found)
         assert database.execute(SLOTS) == [(settings.slot,)]
         keeper.release()
-    assert find_remains(settings, store) == found
+    assert find(settings, store) == found
 
 
 def test_a_slot_that_is_being_read_keeps_everything(database: Database, settings: Settings) -> None:
@@ -200,10 +220,10 @@ def test_a_slot_that_is_being_read_keeps_everything(database: Database, settings
             assert time.monotonic() < deadline
             time.sleep(0.05)
         with closing(open_store(settings)) as store:
-            found = find_remains(settings, store)
+            found = find(settings, store)
             with pytest.raises(SlotInUse):
                 drop_pipeline(settings, store, found)
-            assert find_remains(settings, store) == found
+            assert find(settings, store) == found
     finally:
         reader.terminate()
         reader.wait(30)
@@ -217,7 +237,7 @@ def test_another_pipelines_log_is_refused(
         settings.log_folder, identity, start=Lsn(1), max_bytes=1 << 30, file_bytes=1 << 20
     ).close()
     with pytest.raises(LogForeign, match="'other'"):
-        find_remains(settings, store)
+        find(settings, store)
 
 
 def test_a_source_that_is_away(database: Database, settings: Settings) -> None:
@@ -231,10 +251,10 @@ def test_a_source_that_is_away(database: Database, settings: Settings) -> None:
     )
     with closing(open_store(away)) as store:
         with pytest.raises(CannotConnect):
-            find_remains(away, store)
+            find(away, store)
         assert store.get_table_replication_states()
         assert (away.log_folder / "log.json").exists()
-        found = find_remains(away, store, skip_source=True)
+        found = find(away, store, skip_source=True)
         assert found == Remains(
             source=f"{system_id(database)}/shop", log=away.log_folder, store=True
         )
@@ -253,7 +273,7 @@ def test_a_log_that_was_half_made_or_half_removed(
     for name in left:
         path = settings.log_folder / name
         path.mkdir() if name in ("data", "journal") else path.touch()
-    drop_pipeline(settings, store, find_remains(settings, store))
+    drop_pipeline(settings, store, find(settings, store))
     store.close()
     remove_leftovers(settings)
     assert not settings.log_folder.exists()
@@ -263,7 +283,7 @@ def test_files_of_others_stay_in_the_folder(database: Database, settings: Settin
     make(database, settings)
     (settings.log_folder / "diary.txt").write_text("dear diary")
     with closing(open_store(settings)) as store:
-        drop_pipeline(settings, store, find_remains(settings, store))
+        drop_pipeline(settings, store, find(settings, store))
     remove_leftovers(settings)
     assert [path.name for path in settings.log_folder.iterdir()] == ["diary.txt"]
 
@@ -291,11 +311,8 @@ def test_a_file_that_never_became_a_store(settings: Settings, content: bytes, st
 def test_tables_of_the_destination(
     database: Database, settings: Settings, spark: SparkSession, tmp_path: Path
 ) -> None:
-    whole = PgType("integer", 23, 23)
     mine, kept = (
-        TableSchema(
-            oid, TableName("public", name), (Column("id", whole, "int", False, 1),), ("id",)
-        )
+        TableSchema(oid, TableName("public", name), COLUMNS, ("id",))
         for oid, name in ((1, "mine"), (2, "kept"))
     )
     source = f"{system_id(database)}/{database.name}"
@@ -316,7 +333,35 @@ def test_tables_of_the_destination(
         found = find_remains(settings, store)
         assert [str(table.name) for table in found.tables] == ["lake.renamed", "public.kept"]
         drop_pipeline(settings, store, found, spark=spark, tell=told.append)
-    tables = {path.parent.name for path in (tmp_path / "lake").glob("*/*/metadata")}
-    assert tables == {"kept"}, told
+    assert tables_in(tmp_path / "lake") == {"kept"}, told
     assert any("dropped the destination's table lake.renamed" in line for line in told)
     assert database.execute(SLOTS) == []
+
+
+@pytest.mark.spark
+def test_tables_that_are_no_longer_followed(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    settings = settings_for(database, tmp_path, source__create_publication=True)
+    for table in ("steady", "renamed", "leaves"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+    with running(settings, spark):
+        pass
+    database.execute("ALTER TABLE renamed RENAME TO after", "DROP TABLE leaves")
+    with running(settings, spark) as pipeline:
+        wait_phase(pipeline, "after", Phase.READY)
+        wait_for(lambda: find_state(pipeline, "leaves") is None, WAIT, check=pipeline.check)
+    lake = tmp_path / "lake"
+    source = f"{system_id(database)}/{database.name}"
+    other = open_destination(settings_of(database, tmp_path, "other"), source, spark=spark)
+    other.destination.truncate_table(TableSchema(9, TableName("public", "kept"), COLUMNS, ("id",)))
+    other.close()
+    assert tables_in(lake) == {"steady", "renamed", "leaves", "after", "kept"}
+    told: list[str] = []
+    with closing(open_store(settings)) as store:
+        found = find_remains(settings, store)
+        assert {table.name.name for table in found.tables} == {"steady", "after"}
+        drop_pipeline(settings, store, found, spark=spark, tell=told.append)
+    assert tables_in(lake) == {"kept"}
+    for table in ("steady", "after", "renamed", "leaves"):
+        assert f"dropped the destination's table public.{table}" in told

@@ -21,10 +21,13 @@ __all__ = ["drop"]
 
 @click.command(
     epilog="Removed are: the replication slot; the publication, if walflow made it; the "
-    "destination's tables that are this pipeline's, unless --keep-tables; the change log; the "
-    "pipeline's state in the store. Nothing is removed while a process runs the pipeline (exit "
-    "code 72), or when the source does not answer. What is gone already is passed over: a drop "
-    "that was broken off can be repeated. Exit code 1 if it was not confirmed. " + SETTINGS_EPILOG
+    "destination's tables that are marked as this pipeline's, also those of source tables that "
+    "were renamed or left the publication, unless --keep-tables; the change log; the pipeline's "
+    "state in the store. The store itself stays where others may use it: the file of an SQLite "
+    "store that store.uri names, the schema of a Postgres store.\n\n"
+    "Nothing is removed while a process runs the pipeline (exit code 72), or when the source does "
+    "not answer. What is gone already is passed over: a drop that was broken off can be repeated. "
+    "Exit code 1 if it was not confirmed. " + SETTINGS_EPILOG
 )
 @pipeline_options(ends=True)
 @click.option("--keep-tables", is_flag=True, help="Leave the destination's tables as they are.")
@@ -45,10 +48,9 @@ def drop(
     yes: bool,
 ) -> int:
     """Remove a pipeline: slot, publication, tables, change log and state."""
-    from dataclasses import replace
-
     from walflow.cli.opening import opened_store_if_any
     from walflow.cli.processes import own_temporary_folder
+    from walflow.observe import logs
     from walflow.pipeline.dropping import (
         drop_pipeline,
         drop_sql,
@@ -58,15 +60,14 @@ def drop(
 
     settings = chosen.settings()
     with opened_store_if_any(settings) as store:
-        remains = find_remains(settings, store, skip_source=skip_source)
-        if keep_tables:
-            remains = replace(remains, tables=())
+        remains = find_remains(settings, store, skip_source=skip_source, keep_tables=keep_tables)
         if remains:
             for line in _listed(settings, remains):
                 click.echo(line)
             if not (yes or _confirmed(settings)):
                 click.echo("Nothing was removed.")
                 return 1
+            logs.configure(level="warning")
             with own_temporary_folder():
                 drop_pipeline(settings, store, remains, debug=is_debug(context), tell=click.echo)
         else:
@@ -89,6 +90,8 @@ def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
     if remains.source is not None:
         for table in remains.tables:
             yield f"  the destination's table {table.name}"
+    if remains.others:
+        yield "  all other tables in the destination that are marked as this pipeline's"
     if remains.log is not None:
         yield f"  the change log {remains.log}"
     if remains.store:

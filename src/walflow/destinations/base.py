@@ -9,7 +9,7 @@ The schema that a destination is given has the *destination's* name for the tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ __all__ = [
     "Destination",
     "DropsTables",
     "Events",
+    "ListsTables",
     "Positioned",
     "Shutdown",
     "Startup",
@@ -195,3 +196,11 @@ class DropsTables(Protocol):
     def drop_table(self, table: TableSchema) -> None:
         """Remove the table and its data, if it is there. Repeats safely. DestinationForeign, and
         all is left as it is, if the table is not this pipeline's."""
+
+
+@runtime_checkable
+class ListsTables(Protocol):
+    """Knows its tables by itself, also those that the pipeline no longer follows."""
+
+    def own_tables(self) -> Iterable[TableName]:
+        """All tables that are this pipeline's, by the destination's names."""

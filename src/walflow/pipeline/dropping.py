@@ -19,16 +19,22 @@ from psycopg.conninfo import conninfo_to_dict
 from walflow.changelog.removing import own_log, remove_log
 from walflow.config import Settings
 from walflow.destinations import open_destination
-from walflow.destinations.base import AdoptsFiles, Destination, DropsTables, SwapsTables
+from walflow.destinations.base import (
+    AdoptsFiles,
+    Destination,
+    DropsTables,
+    ListsTables,
+    SwapsTables,
+)
 from walflow.errors import DestinationForeign
 from walflow.failpoints import failpoint
-from walflow.model import TableName, TableSchema, quote_identifier
-from walflow.pipeline.handing_over import SHADOW
+from walflow.model import TableSchema, quote_identifier
+from walflow.pipeline.handing_over import shadow_of
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.source.connection import connect
 from walflow.source.publication import drop_publication, made_by_walflow
 from walflow.source.server import read_server
-from walflow.source.slots import drop_slots_of, read_slot
+from walflow.source.slots import drop_slot, read_slot
 from walflow.stores import STATE_FILE, sql_tables
 from walflow.stores.base import Store
 
@@ -48,7 +54,10 @@ class Remains:
     source: str | None = None
     """By which the destination tells this source's tables from others; None: it is not known."""
     tables: tuple[TableSchema, ...] = ()
-    """With the destination's names."""
+    """Those of the destination that the store knows, with the names that they have there."""
+    others: bool = False
+    """Whether to look for more: the destination may have tables that are marked as this
+    pipeline's, and that it no longer follows."""
     log: Path | None = None
     store: bool = False
 
@@ -57,14 +66,21 @@ class Remains:
         return any(found)
 
 
-def find_remains(settings: Settings, store: Store | None, *, skip_source: bool = False) -> Remains:
-    """Look at everything and touch nothing. ``store`` is None if there is none.
+def find_remains(
+    settings: Settings,
+    store: Store | None,
+    *,
+    skip_source: bool = False,
+    keep_tables: bool = False,
+) -> Remains:
+    """Look at everything but the destination, which needs Spark, and touch nothing. ``store`` is
+    None if there is none. With ``keep_tables`` the destination's tables do not count.
 
     Raises PipelineInUse while a process runs the pipeline, LogForeign if the folder has another
     one's log, and what keeps the source from answering, unless it is skipped.
     """
     with _held(store):
-        tables = () if store is None else _tables(store)
+        tables = () if store is None or keep_tables else _tables(store)
         known = store is not None and bool(store.get_table_replication_states())
     identity = own_log(settings.log_folder, settings.name)
     found = Remains(
@@ -77,7 +93,9 @@ def find_remains(settings: Settings, store: Store | None, *, skip_source: bool =
         database = conninfo_to_dict(uri).get("dbname")
         if identity is None or not database:
             return found
-        return replace(found, source=f"{identity.system_id}/{database}")
+        return replace(
+            found, source=f"{identity.system_id}/{database}", others=bool(found) and not keep_tables
+        )
     publication = settings.source.publication
     with connect(uri, application_name=_application(settings)) as connection:
         server = read_server(connection)
@@ -85,12 +103,13 @@ def find_remains(settings: Settings, store: Store | None, *, skip_source: bool =
         made = made_by_walflow(connection, publication, settings.name)
     # A slot of that name in another database, or for another plugin, is somebody else's.
     is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
-    return replace(
+    found = replace(
         found,
         slot=settings.slot if is_ours else None,
         publication=publication if made else None,
         source=f"{server.system_identifier}/{server.database}",
     )
+    return replace(found, others=bool(found) and not keep_tables)
 
 
 def _tables(store: Store) -> tuple[TableSchema, ...]:
@@ -129,21 +148,24 @@ def drop_pipeline(
     """Remove what ``find_remains`` found; ``tell`` is told each step when it is done.
 
     Raises PipelineInUse while a process runs the pipeline. What is gone meanwhile is no error.
-    Spark is started (unless a session is given) only if there are tables to drop, and before
-    anything is removed. The store has forgotten the pipeline afterwards; once it is closed,
-    ``remove_leftovers`` removes the rest.
+    Spark is started (unless a session is given) only if tables are to be dropped, and they are
+    listed before anything is removed. The store has forgotten the pipeline afterwards; once it
+    is closed, ``remove_leftovers`` removes the rest.
     """
     with _held(store) as check, contextlib.ExitStack() as stack:
         destination: Destination | None = None
-        if remains.tables and remains.source is not None:
+        tables = remains.tables
+        if remains.source is not None and (tables or remains.others):
             opened = open_destination(settings, remains.source, spark=spark, debug=debug)
             stack.callback(opened.close)
             destination = opened.destination
+            if remains.others:
+                tables += _others(destination, tables)
         check()
         if remains.slot is not None or remains.publication is not None:
             _drop_from_source(settings, remains, tell)
         if destination is not None:
-            _drop_tables(destination, remains.tables, check, tell)
+            _drop_tables(destination, tables, check, tell)
         check()
         if remove_log(settings.log_folder, settings.name):
             tell(f"removed the change log {settings.log_folder}")
@@ -182,12 +204,20 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
     uri = settings.source.uri.get_secret_value()
     with connect(uri, application_name=_application(settings)) as connection:
         if remains.slot is not None:
-            for slot in drop_slots_of(connection, remains.slot):
-                tell(f"dropped the replication slot {slot}")
+            drop_slot(connection, remains.slot)
+            tell(f"dropped the replication slot {remains.slot}")
             failpoint("drop.slot", remains.slot)
         if remains.publication is not None:
             drop_publication(connection, remains.publication)
             tell(f"dropped the publication {remains.publication}")
+
+
+def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
+    """The pipeline's tables beside the known ones; of what form they are is not known."""
+    if not isinstance(destination, ListsTables):
+        return ()
+    names = set(destination.own_tables()) - {table.name for table in known}
+    return tuple(TableSchema(0, name, (), ()) for name in sorted(names))
 
 
 def _drop_tables(
@@ -209,8 +239,7 @@ def _drop_table(destination: DropsTables, table: TableSchema, tell: Callable[[st
     tables = [table]
     if isinstance(destination, SwapsTables) and not isinstance(destination, AdoptsFiles):
         # A copy that was broken off may have left one.
-        shadow = TableName(table.name.schema, table.name.name + SHADOW)
-        tables.append(replace(table, name=shadow))
+        tables.append(shadow_of(table))
     try:
         for one in tables:
             destination.drop_table(one)

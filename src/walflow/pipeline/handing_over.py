@@ -13,9 +13,7 @@ from walflow.spark.copies import read_copy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["hand_over"]
-
-SHADOW = "__walflow_new"
+__all__ = ["hand_over", "shadow_of"]
 
 
 def hand_over(
@@ -29,7 +27,7 @@ def hand_over(
         destination.adopt_files(table, copy.files, copy.position, copy.exact)
         return
     swaps = isinstance(destination, SwapsTables)
-    target = replace(table, name=_shadow(table.name)) if swaps else table
+    target = shadow_of(table) if swaps else table
     destination.truncate_table(target)
     rows = read_copy(spark, [str(path) for path in copy.files], table, copy.exact)
     destination.write_table_rows(target, rows)
@@ -39,5 +37,6 @@ def hand_over(
         destination.swap_table(target, table)
 
 
-def _shadow(name: TableName) -> TableName:
-    return TableName(name.schema, name.name + SHADOW)
+def shadow_of(table: TableSchema) -> TableSchema:
+    """The table that a copy is written to before it takes the table's place."""
+    return replace(table, name=TableName(table.name.schema, f"{table.name.name}__walflow_new"))

@@ -15,7 +15,6 @@ __all__ = [
     "SlotState",
     "check_slot",
     "drop_slot",
-    "drop_slots_of",
     "read_slot",
     "require_failover",
     "slot_loss",
@@ -36,7 +35,6 @@ class SlotState:
     active_pid: int | None = None
     application: str | None = None
     """The application name of the session that reads it, if it is ours to see."""
-    restart_lsn: Lsn | None = None
     confirmed_flush: Lsn | None = None
     wal_status: str | None = None
     invalidation: str | None = None
@@ -58,7 +56,7 @@ def read_slot(connection: Session, name: str) -> SlotState:
         reason = "NULL"
     row = connection.execute(
         "SELECT s.slot_type = 'logical', s.plugin, s.database, s.temporary, s.active,"
-        "       s.active_pid, a.application_name, s.restart_lsn::text,"
+        "       s.active_pid, a.application_name,"
         f"      s.confirmed_flush_lsn::text, s.wal_status, {reason}, {failover}"
         "  FROM pg_replication_slots AS s"
         "  LEFT JOIN pg_stat_activity AS a ON a.pid = s.active_pid"
@@ -68,7 +66,7 @@ def read_slot(connection: Session, name: str) -> SlotState:
     if row is None:
         return SlotState(name)
     logical, plugin, slot_database, temporary, active, pid, application = row[:7]
-    restart, confirmed, wal_status, invalidation, kept_by_standbys = row[7:]
+    confirmed, wal_status, invalidation, kept_by_standbys = row[7:]
     if wal_status == "lost" and invalidation is None:
         invalidation = "the log it needs was removed"
     return SlotState(
@@ -81,7 +79,6 @@ def read_slot(connection: Session, name: str) -> SlotState:
         active=active,
         active_pid=pid,
         application=application,
-        restart_lsn=None if restart is None else Lsn.parse(restart),
         confirmed_flush=None if confirmed is None else Lsn.parse(confirmed),
         wal_status=wal_status,
         invalidation=invalidation,
@@ -166,31 +163,6 @@ def drop_slot(connection: Session, name: str, *, wait_seconds: float = 10.0) -> 
                 time.sleep(0.1)
             else:
                 return
-
-
-@source_errors("find what temporary slots have left")
-def drop_slots_of(connection: Session, slot: str) -> list[str]:
-    """Drop a pipeline's slot and what is left of the slots that it made for a copy or for reading
-    in bulk; their names. Raises ``SlotInUse`` if the pipeline runs.
-
-    Temporary slots go with their sessions, so there is rarely something left.
-    """
-    rows = connection.execute(
-        "SELECT slot_name FROM pg_replication_slots"
-        " WHERE database = current_database() AND plugin = %(plugin)s"
-        "   AND (slot_name = %(slot)s OR NOT active AND NOT temporary"
-        "        AND slot_name ~ ANY(%(patterns)s))"
-        " ORDER BY slot_name <> %(slot)s, slot_name",
-        {
-            "plugin": _PLUGIN,
-            "slot": slot,
-            "patterns": [f"^{slot[:40]}_copy_[0-9]+$", f"^{slot[:48]}_bulk_[0-9]+$"],
-        },
-    ).fetchall()
-    names = [str(name) for (name,) in rows]
-    for name in names:
-        drop_slot(connection, name)
-    return names
 
 
 def _in_use(state: SlotState) -> SlotInUse:

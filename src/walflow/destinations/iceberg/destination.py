@@ -29,6 +29,7 @@ from walflow.destinations.iceberg.tables import (
     create_table,
     drop_table,
     make_namespace,
+    owned_tables,
     read_progress,
     stamped,
     table_identifier,
@@ -37,6 +38,7 @@ from walflow.destinations.iceberg.tables import (
 from walflow.destinations.iceberg.warm import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
 from walflow.model import Lsn, Span, TableName, TableSchema
+from walflow.spark.connect import is_remote_session
 from walflow.spark.copies import read_copy
 from walflow.spark.net import EXACT_TYPE, net_changes, net_copies
 
@@ -127,6 +129,10 @@ class IcebergDestination:
             self._forget(table.name)
             if self._look(spark, table.name) is not None:
                 drop_table(spark, table.name)
+
+    def own_tables(self) -> list[TableName]:
+        with _as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
+            return owned_tables(spark, self._owner)
 
     def applied(self, table: TableSchema) -> Lsn | None:
         with self._session(table.name) as spark:
@@ -223,17 +229,24 @@ class IcebergDestination:
     def _session(self, name: TableName) -> Iterator[SparkSession]:
         """A session; what Spark complains of inside becomes a DestinationError."""
         try:
-            with self._sessions.borrowed() as spark:
+            with _as_our_errors(table_identifier(name)), self._sessions.borrowed() as spark:
                 yield spark
         except WalflowError:
             self._forget(name)
             raise
-        except Exception as error:
-            self._forget(name)
-            raise DestinationError(
-                f"{table_identifier(name)}: {_first_line(error)}",
-                hint="See the cause with --debug; the change log keeps what is not applied.",
-            ) from error
+
+
+@contextmanager
+def _as_our_errors(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except WalflowError:
+        raise
+    except Exception as error:
+        raise DestinationError(
+            f"{subject}: {_first_line(error)}",
+            hint="See the cause with --debug; the change log keeps what is not applied.",
+        ) from error
 
 
 def _write(changes: TableChanges, progress: Progress) -> bool:
@@ -241,7 +254,10 @@ def _write(changes: TableChanges, progress: Progress) -> bool:
     table, stats = changes.schema, changes.stats
     spark = changes.spark
     inserts_only = stats.inserts == stats.rows and not changes.truncated and not stats.unchanged
-    if inserts_only:
+    # A Spark Connect server goes on with what a client that is gone has asked for, and two appends
+    # do not get in each other's way: a MERGE sees that the table has changed under it.
+    outlives = bool(table.key) and is_remote_session(spark)
+    if inserts_only and not outlives:
         # Each row is new, and the position proves that no row of it is there yet.
         rows = changes.changes
         has_exact = progress.has_exact or stats.exact

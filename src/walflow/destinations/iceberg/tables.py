@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from walflow.errors import DestinationForeign
 from walflow.model import Column, Lsn, TableName, TableSchema
 from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted
@@ -29,6 +31,7 @@ __all__ = [
     "folder_names",
     "literal",
     "make_namespace",
+    "owned_tables",
     "read_progress",
     "stamped",
     "summary_of",
@@ -62,6 +65,8 @@ _PROPERTIES = {
 }
 
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,19 @@ def _folder_name(name: str) -> str:
     return re.sub(r"^[._-]", lambda match: f"~{ord(match[0]):02X}", escaped)
 
 
+def _name_of_folder(folder: str) -> str | None:
+    """The name that such a folder is for; None if it is for none of ours."""
+    try:
+        name = re.sub(r"(?:~[0-9A-F]{2})+", lambda match: _unescaped(match[0]), folder)
+    except UnicodeDecodeError:
+        return None
+    return name if _folder_name(name) == folder else None
+
+
+def _unescaped(escaped: str) -> str:
+    return bytes.fromhex(escaped.replace("~", "")).decode()
+
+
 def literal(text: str) -> str:
     """The text as a string in Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -172,19 +190,66 @@ def drop_table(spark: SparkSession, name: TableName) -> None:
     spark.sql(f"DROP TABLE IF EXISTS {table_identifier(name)} PURGE")
 
 
+def owned_tables(spark: SparkSession, owner: Owner) -> list[TableName]:
+    """The catalog's tables that are the owner's."""
+    found = []
+    for namespace in _namespaces(spark):
+        if (schema := _name_of_folder(namespace)) is None:
+            continue
+        for row in spark.sql(f"SHOW TABLES IN {CATALOG}.{quoted(namespace)}").collect():
+            name = _name_of_folder(row["tableName"])
+            if name is not None and _is_owned(spark, TableName(schema, name), owner):
+                found.append(TableName(schema, name))
+    return found
+
+
+def _namespaces(spark: SparkSession) -> list[str]:
+    try:
+        rows = spark.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
+    except Exception as error:
+        # A warehouse that no table was ever written to has no folder yet.
+        if "NoSuchNamespaceException" in str(error):
+            return []
+        raise
+    # Spark puts in quotes what needs them.
+    return [shown[1:-1].replace("``", "`") if shown.startswith("`") else shown for (shown,) in rows]
+
+
+def _is_owned(spark: SparkSession, name: TableName, owner: Owner) -> bool:
+    try:
+        properties = _properties(spark, name)
+    except Exception as error:
+        # Somebody's table that is damaged must not stand in the way.
+        _logger.warning(
+            "it cannot be told whose a table is",
+            table=table_identifier(name),
+            error=str(error).strip().partition("\n")[0],
+        )
+        return False
+    return _owner_of(properties) == (owner.pipeline, owner.system)
+
+
+def _properties(spark: SparkSession, name: TableName) -> dict[str, str]:
+    rows = spark.sql(f"SHOW TBLPROPERTIES {table_identifier(name)}").collect()
+    return {row["key"]: row["value"] for row in rows}
+
+
+def _owner_of(properties: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return properties.get("walflow.pipeline"), properties.get("walflow.system")
+
+
 def read_progress(spark: SparkSession, name: TableName, owner: Owner) -> Progress | None:
     """How far the table is; None when there is none. DestinationForeign when it is not ours."""
     identifier = table_identifier(name)
     if not spark.catalog.tableExists(identifier):
         return None
-    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
-    check_owner(name, owner, {row["key"]: row["value"] for row in rows})
+    check_owner(name, owner, _properties(spark, name))
     return Progress(_position(spark, identifier), EXACT in spark.table(identifier).columns)
 
 
 def check_owner(name: TableName, owner: Owner, properties: Mapping[str, str]) -> None:
     """DestinationForeign unless the table with these properties is the owner's."""
-    pipeline, system = properties.get("walflow.pipeline"), properties.get("walflow.system")
+    pipeline, system = _owner_of(properties)
     if (pipeline, system) == (owner.pipeline, owner.system):
         return
     if pipeline is None:
