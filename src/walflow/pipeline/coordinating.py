@@ -163,6 +163,7 @@ class Coordinator:
                 if self._stop.wait(_PAUSE_SECONDS):
                     return
         parts.snapshots.close()
+        parts.tables.forget_positions()
         parts.intake.make_slot(lost)
         parts.lanes.restart()
         parts.joiner.begin(new_slot=True)
@@ -186,25 +187,29 @@ class Coordinator:
         log.retire(self._needed(), 0)
         if not log.has_room:
             self._give_up_oldest()
+            log.retire(self._needed(), 0)
 
-    def _needed(self) -> Lsn:
+    def _needed(self, *, without: int | None = None) -> Lsn:
         """Who is followed, is copied or comes back needs what the log has after this."""
         needed = [self._parts.lanes.routed]
         snapshot = self._parts.snapshots.oldest()
         if snapshot is not None:
             needed.append(snapshot)
-        for state in self._parts.tables.all():
-            given_up = state.error is not None and state.error.retry.kind is RetryKind.NONE
-            if state.position and not given_up:
-                needed.append(self._as_of_now(state).position)
+        needed += [
+            self._as_of_now(state).position
+            for state in self._parts.tables.all()
+            if state.position and not _is_given_up(state) and state.schema.oid != without
+        ]
         return min(needed)
 
     def _give_up_oldest(self) -> None:
         """The log is full, and receiving waits: a table that was set aside must not stop all."""
         needed = self._needed()
         for state in self._parts.tables.all():
-            if state.error is None or state.position != needed:
+            if state.error is None or _is_given_up(state) or state.position != needed:
                 continue
+            if self._needed(without=state.schema.oid) == needed:
+                continue  # others need the same: nothing would be won
             oid = state.schema.oid
             self._parts.log.break_off(oid)
             self._parts.tables.give_up_changes(
@@ -237,3 +242,8 @@ class Coordinator:
 def _tell(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
     _logger.warning("the source cannot be read; trying again", error=str(error))
+
+
+def _is_given_up(state: TableState) -> bool:
+    """Whether the log need not keep the table's changes."""
+    return state.error is not None and state.error.retry.kind is RetryKind.NONE

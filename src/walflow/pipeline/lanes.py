@@ -108,13 +108,13 @@ class Lanes:
 
     # Who is followed.
 
-    def enter(self, oid: int, *, verified: bool = False) -> None:
-        """Follow the table from its position on; ``verified``: the destination has just told it."""
+    def enter(self, oid: int) -> None:
+        """Follow the table from its position on."""
         with self._lock:
             state = self._tables.get(oid)
             assert state is not None
             assert oid not in self._lanes, f"{state.name} is followed already"
-            lane = self._lanes[oid] = _Lane(verified=verified)
+            lane = self._lanes[oid] = _Lane()
             self._fill(lane, oid, state.position)
         # Also when nothing waits: the job makes it Ready.
         self._start(oid)
@@ -253,7 +253,7 @@ class Lanes:
         state = self._tables.get(oid)
         if state is None or self._stop.is_set():
             return
-        if lane.waiting and not lane.verified:
+        if not lane.verified:
             self._verify(state, lane)
             state = self._tables.get(oid) or state
         with self._lock:
@@ -289,13 +289,14 @@ class Lanes:
             applied = self._destination.applied(state.destination_schema)
             if applied is None:
                 raise Outgrown("the destination has no complete copy of it")
-            if not self._log.covers(state.schema.oid, applied):
-                raise Outgrown("the log no longer has all that the destination lacks")
             if applied != state.position:
                 self._tables.update(state.schema.oid, position=applied)
                 with self._lock:
                     if not lane.left:
                         self._fill(lane, state.schema.oid, applied)
+            # Last: until the position was told, segments may have been let go by the former one.
+            if not self._log.covers(state.schema.oid, applied):
+                raise Outgrown("the log no longer has all that the destination lacks")
         lane.verified = True
 
     def _settle(self, state: TableState, reached: Lsn) -> None:
@@ -308,24 +309,18 @@ class Lanes:
             _logger.info("a table is ready", table=str(state.name), position=str(state.position))
 
     def _apply(self, state: TableState, stretches: list[_Stretch]) -> None:
-        files = [file for stretch in stretches for file in stretch.files]
-        for file in files:
-            self._check_form(state, file)
+        files = [
+            file for stretch in stretches for file in stretch.files if self._is_of_form(state, file)
+        ]
         stats = sum((file.stats for file in files), ChangeStats())
         span = Span(state.position, stretches[-1].span.upto)
-        paths = tuple(str(self._log.folder / file.path) for file in files)
-        changes = TableChanges(state.destination_schema, paths, stats, self._spark)
-        if stretches[0].span.after < state.position:
-            # A segment may begin before the snapshot that the table was copied under.
-            changes = changes.since(state.position)
-        events = Events(span, (changes,))
-        began = time.monotonic()
-        failpoint("apply.write", state.name)
-        pool = "ready" if state.phase is Phase.READY else "catchup"
-        with in_pool(self._spark, pool):
-            self._write(state, events)
-        failpoint("apply.written", state.name)
-        self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
+        if files:
+            paths = tuple(str(self._log.folder / file.path) for file in files)
+            changes = TableChanges(state.destination_schema, paths, stats, self._spark)
+            if stretches[0].span.after < state.position:
+                # A segment may begin before the snapshot that the table was copied under.
+                changes = changes.since(state.position)
+            self._write(state, Events(span, (changes,)))
         self._metrics.events_processed(state.name).inc(stats.rows)
         updated = self._tables.update(
             state.schema.oid,
@@ -338,6 +333,15 @@ class Lanes:
             self._tables.save(updated.schema.oid)
 
     def _write(self, state: TableState, events: Events) -> None:
+        began = time.monotonic()
+        failpoint("apply.write", state.name)
+        with in_pool(self._spark, "ready" if state.phase is Phase.READY else "catchup"):
+            self._write_twice(state, events)
+        failpoint("apply.written", state.name)
+        self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
+
+    def _write_twice(self, state: TableState, events: Events) -> None:
+        """At most: what a moment heals need not set the table aside."""
         try:
             self._destination.write_events(events)
         except Exception as error:
@@ -353,14 +357,21 @@ class Lanes:
                 raise
             self._destination.write_events(events)
 
-    def _check_form(self, state: TableState, file: LogFile) -> None:
-        if not self._log.schema(file.table, file.version).same_form(state.schema):
+    def _is_of_form(self, state: TableState, file: LogFile) -> bool:
+        """False if it has only rows of before the copy, in a form that the table had then."""
+        schema = self._log.schema(file.table, file.version)
+        if not schema.same_form(state.schema):
+            # A segment may begin before the copy. What changed the form before it shut out
+            # whoever still wrote the former one.
+            if schema.version < state.schema.version:
+                return False
             raise Outgrown("its form has changed")
         if file.stats.incomplete:
             raise Outgrown(
                 "a row came to match the row filter, and Postgres did not send all of it "
                 "(REPLICA IDENTITY FULL avoids this)"
             )
+        return True
 
     def close(self) -> None:
         """Let the jobs that run finish what they write, and start no others."""

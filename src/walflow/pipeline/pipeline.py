@@ -15,7 +15,7 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
 from walflow.destinations.base import Destination
-from walflow.errors import Stopped, StoreError, WalflowError
+from walflow.errors import SourceError, Stopped, StoreError, WalflowError
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.apart import check_store_apart
@@ -163,6 +163,8 @@ class Pipeline:
         intake = self._parts.intake
         if confirmed is None:
             self.stage = "making the slot"
+            if found.lost is not None:
+                self._parts.tables.forget_positions()
             try:
                 intake.make_slot(found.lost)
             finally:
@@ -371,7 +373,7 @@ class Pipeline:
                 continue
             status = self.status()
             if target is None and not status.copying:
-                target = self.source_position()
+                target = self._position_if_there()
             if target is not None and status.reached(target):
                 status.check_none_set_aside()
                 return
@@ -394,6 +396,15 @@ class Pipeline:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
         return Lsn.parse(row[0])
+
+    def _position_if_there(self) -> Lsn | None:
+        """The source may be away for a while: then whoever waits goes on waiting."""
+        try:
+            return self.source_position()
+        except SourceError as error:
+            if not error.retry:
+                raise
+            return None
 
     def check(self) -> None:
         """Raise what ended the pipeline, if anything did."""

@@ -39,6 +39,7 @@ SYNCED_PHASES = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.FINISHED_COPY})
 _CANCEL_SECONDS = 0.2
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+_SHORT_PAUSE = 4.0
 
 _logger = structlog.get_logger(__name__)
 
@@ -89,6 +90,8 @@ class Syncer:
         self._queue: list[tuple[int, int]] = []
         self._running: dict[int, threading.Event] = {}
         """What is being worked on, and how to have that broken off."""
+        self._handed_over: set[int] = set()
+        """Those of the running ones that need the source no more."""
         self._postponed: dict[int, _Postponed] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="walflow-sync")
 
@@ -125,7 +128,10 @@ class Syncer:
             for wait in due.values():
                 # Once only; how long it waited stays known, should it have to wait again.
                 wait.until = math.inf
-            idle = not (self._queue or self._running or self._postponed)
+            # Who is handed over, or waits for long, needs no snapshot: it holds the source back.
+            read = self._running.keys() - self._handed_over
+            soon = any(wait.pause <= _SHORT_PAUSE for wait in self._postponed.values())
+            idle = not (self._queue or read or soon)
         for oid, wait in due.items():
             self.put(oid, wait.bytes)
         if idle:
@@ -163,6 +169,7 @@ class Syncer:
         finally:
             with self._lock:
                 del self._running[oid]
+                self._handed_over.discard(oid)
 
     def _after(self, oid: int, size: int, error: Exception) -> None:
         if not is_of_the_source(error):
@@ -188,7 +195,7 @@ class Syncer:
             return
         copy = None
         if state.phase is Phase.FINISHED_COPY:
-            copy = self._reader.finished(oid)
+            copy = self._reader.finished(oid, state.membership)
             if copy is None:
                 self._tables.move(oid, Phase.DATA_SYNC)
         if copy is None:
@@ -241,6 +248,8 @@ class Syncer:
 
     def _hand_over(self, oid: int, copy: ReadCopy) -> None:
         state = self._known(oid)
+        with self._lock:
+            self._handed_over.add(oid)
         failpoint("sync.finished_copy", state.name)
         began = time.monotonic()
         hand_over(self._destination, self._spark, state.destination_schema, copy)

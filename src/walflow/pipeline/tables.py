@@ -189,6 +189,24 @@ class Tables:
             self._store.store_table_mapping(oid, changed.destination)
             return changed
 
+    def forget_positions(self) -> None:
+        """What any table has reached means nothing any more; all start over, those too that only
+        the store knows yet. Before the source gives out positions of another history: whoever is
+        killed in between must not take the former ones for these."""
+        now = time.time()
+        self._store.update_table_replication_states(
+            {
+                oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
+                for oid, state in self._store.get_table_replication_states().items()
+            }
+        )
+        with self._lock:
+            self._states = {
+                oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
+                for oid, state in self._states.items()
+            }
+            self._unsaved.clear()
+
     def roll_back(self, oid: int) -> TableState:
         """Go back to the state before; raises NothingToRollBack."""
         with self._moving[oid]:
