@@ -70,6 +70,19 @@ def test_a_restart_goes_on_without_copying(
     assert shelf.copies == {A: 1, B: 1}
 
 
+def test_a_table_that_the_destination_lost_is_copied_again(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf = PositionedShelf()
+    with running(settings, spark, destination=shelf):
+        assert_equal(shelf, database, "a", "b")
+    # Nothing happens to it in the source, so no change would ever show it.
+    del shelf.tables[B], shelf.positions[B]
+    with running(settings, spark, destination=shelf):
+        assert_equal(shelf, database, "a", "b")
+    assert shelf.copies == {A: 1, B: 2}
+
+
 def test_a_table_that_fails_is_set_aside_and_comes_back(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:

@@ -207,3 +207,19 @@ def test_a_table_that_left_is_forgotten() -> None:
     tables.save()
     assert store.get_table_replication_states() == {}
     assert store.get_table_mapping(1) is None
+
+
+def test_positions_of_another_history_are_forgotten_also_of_tables_not_looked_at_yet() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store)
+    go(tables, Phase.READY)
+    tables.update(1, position=Lsn(77))
+    other = TableReplicationState(TableName("public", "u"), Phase.READY, 1.0, Lsn(88))
+    store.update_table_replication_state(2, other)
+    tables.forget_positions()
+    tables.save()
+    stored = store.get_table_replication_states()
+    assert {(state.phase, state.position) for state in stored.values()} == {(Phase.INIT, Lsn(0))}
+    state = tables.get(1)
+    assert state is not None
+    assert (state.phase, state.position) == (Phase.INIT, Lsn(0))
