@@ -79,7 +79,14 @@ class TableError:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """How the source publishes a table, and by which relations: what tells whether rows came or
-    went without a change in the log that says so."""
+    went without a change in the log that says so.
+
+    One thing that it cannot tell: a table in a publication FOR ALL TABLES or TABLES IN SCHEMA
+    (in one that names it, Postgres refuses) that is SET UNLOGGED, written to, and SET LOGGED
+    again, all between two looks or while no pipeline runs. An unlogged table is not published, so
+    one look in between is enough. What stays is only that the table was rewritten, as by VACUUM
+    FULL, and copying again after each of those would cost more than it saves.
+    """
 
     entries: frozenset[str] = frozenset()
     """What it is published by: the publication (FOR ALL TABLES), or entries for itself, for its
@@ -88,6 +95,9 @@ class Membership:
     row_filter: str | None = None
     kinds: frozenset[str] = frozenset()
     """The kinds of change that are published: insert, update, delete, truncate."""
+    publication: str = ""
+    """The version of the publication's settings: kinds that were switched off and on again are
+    the same, but this is not. Empty if it was not looked at, as by walflow before it was kept."""
     relations: frozenset[tuple[int, int]] = frozenset()
     """The table itself as (oid, 0), and its partitions on all levels as (oid, transaction that
     attached it)."""
@@ -99,14 +109,17 @@ class Membership:
         """Whether the log tells all that happened to the table's rows between this and ``now``.
 
         If not, the table must be copied again. It is not so if the table was not published for a
-        time, if other rows or more kinds of change are published than before, if a partition was
-        detached or dropped, and if one was attached that may have had rows.
+        time, if other rows are published than before, if the publication's settings were written
+        (kinds of change may have been left out for a time; a new owner looks the same), if a
+        partition was detached or dropped, and if one was attached that may have had rows. Where
+        the settings' version is not known, more kinds of change than before are what counts.
         """
         new = {oid for oid, _ in now.relations - self.relations}
         return (
             not self.entries.isdisjoint(now.entries)
             and self.row_filter == now.row_filter
             and now.kinds <= self.kinds
+            and self.publication in ("", now.publication)
             and self.relations <= now.relations
             and new <= now.came_empty
         )
@@ -116,6 +129,7 @@ class Membership:
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
             "kinds": sorted(self.kinds),
+            "publication": self.publication,
             "relations": sorted(self.relations),
             "came_empty": sorted(self.came_empty),
         }
@@ -126,6 +140,7 @@ class Membership:
             entries=frozenset(raw["entries"]),
             row_filter=raw["row_filter"],
             kinds=frozenset(raw["kinds"]),
+            publication=raw.get("publication", ""),
             relations=frozenset((oid, attached) for oid, attached in raw["relations"]),
             came_empty=frozenset(raw["came_empty"]),
         )

@@ -53,9 +53,17 @@ LOGGED = {
         "ALTER TABLE p1 RENAME TO q1",
         "ALTER TABLE q RENAME TO p",
     ),
-    "another entry": ("ALTER PUBLICATION walflow ADD TABLE other",),
+    "another entry": (
+        "ALTER PUBLICATION walflow ADD TABLE other",
+        "ALTER PUBLICATION walflow DROP TABLE other",
+    ),
     "set to the same": ("ALTER PUBLICATION walflow SET TABLE p, other",),
-    "fewer kinds": ("ALTER PUBLICATION walflow SET (publish = 'insert, update')",),
+    "upkeep of the publication": (
+        "COMMENT ON PUBLICATION walflow IS 'ours'",
+        "ALTER PUBLICATION walflow OWNER TO CURRENT_USER",
+        "VACUUM FREEZE pg_publication",
+        "VACUUM FULL pg_publication",
+    ),
     "new partition": (
         "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
         "INSERT INTO p VALUES (21, 1)",
@@ -137,6 +145,18 @@ GAPS = {
         "ALTER PUBLICATION walflow ADD TABLE p",
     ),
     "publication made again": ("DROP PUBLICATION walflow", VIA_ROOT),
+    "kinds switched off and on again": (
+        "ALTER PUBLICATION walflow SET (publish = 'insert')",
+        "DELETE FROM p",
+        "ALTER PUBLICATION walflow SET (publish = 'insert, update, delete, truncate')",
+    ),
+    # Which ones were left out in between is not known.
+    "fewer kinds": ("ALTER PUBLICATION walflow SET (publish = 'insert, update')",),
+    # Postgres 18 skips changes while there is no publication of that name.
+    "publication renamed and back": (
+        "ALTER PUBLICATION walflow RENAME TO away",
+        "ALTER PUBLICATION away RENAME TO walflow",
+    ),
 }
 
 
@@ -202,6 +222,52 @@ def test_more_kinds_of_change_than_before(any_database: Database) -> None:
     assert not continues(
         any_database, "t", "ALTER PUBLICATION walflow SET (publish = 'insert, update')"
     )
+
+
+def test_kinds_that_were_left_out_for_a_time(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE t",
+    )
+    assert continues(
+        any_database,
+        "t",
+        "ALTER PUBLICATION walflow ADD TABLE other",
+        "ALTER PUBLICATION walflow SET TABLE t",
+        *LOGGED["upkeep of the publication"],
+    )
+    assert not continues(
+        any_database,
+        "t",
+        "ALTER PUBLICATION walflow SET (publish = 'insert')",
+        "DELETE FROM t",
+        "ALTER PUBLICATION walflow SET (publish = 'insert, update, delete, truncate')",
+    )
+
+
+def test_unlogged_tables_are_not_published(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+        "ALTER TABLE t SET UNLOGGED",
+    )
+    with connect(any_database.uri, application_name="t") as connection:
+        assert published_tables(connection, "walflow", TypeSettings()) == []
+
+
+def test_what_was_stored_before_the_version_was_kept(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE t WITH (publish = 'insert')",
+    )
+    now = membership(database, "t")
+    raw = now.to_dict()
+    del raw["publication"]
+    before = Membership.from_dict(raw)
+    assert before.continues(now)
+    database.execute("ALTER PUBLICATION walflow SET (publish = 'insert, update')")
+    assert not before.continues(membership(database, "t"))
 
 
 def test_a_table_of_the_same_name_is_not_the_same(any_database: Database) -> None:

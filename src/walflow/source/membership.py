@@ -113,6 +113,7 @@ def read_memberships(
             entries=frozenset(entries[oid]),
             row_filter=row_filter,
             kinds=publication.published,
+            publication=publication.version,
             relations=frozenset({(oid, 0), *((link.oid, link.attached) for link in links[oid])}),
             came_empty=_came_empty(links[oid], rowless),
         )

@@ -37,6 +37,10 @@ class Publication:
     truncate: bool
     via_root: bool
     """Changes of partitions appear as changes of the partitioned table."""
+    version: str
+    """Another one after every change of what stands above. Adding and dropping tables and
+    schemas leaves it, as do comments, VACUUM (FREEZE or FULL) and setting the present owner; a
+    new owner and another name do not, and there is nothing that would tell those apart."""
 
     @property
     def needs_identity(self) -> bool:
@@ -66,7 +70,8 @@ class Publication:
 @source_errors("read the publication")
 def find_publication(connection: Session, name: str) -> Publication | None:
     row = connection.execute(
-        "SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot"
+        "SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,"
+        "       oid::text || ':' || xmin::text"
         "  FROM pg_publication WHERE pubname = %s",
         [name],
     ).fetchone()

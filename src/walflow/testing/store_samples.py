@@ -50,6 +50,7 @@ ERRORED = TableReplicationState(
         entries=frozenset({"table 16384", "schema 2200"}),
         row_filter="(price > 0)",
         kinds=frozenset({"insert", "update"}),
+        publication="16385:740",
         relations=frozenset({(16384, 0), (16390, 751)}),
         came_empty=frozenset({16390}),
     ),
