@@ -386,7 +386,7 @@ class LeaseLost(StoreError):
     exit_code = 73
     default_hint = (
         "This process could not reach the store for too long. See which one runs the pipeline "
-        "with: walflow status."
+        "with `walflow status`."
     )
 
 

@@ -14,6 +14,8 @@ from walflow.cli import _exit_code
 from walflow.model import TableName
 from walflow.stores.base import Action, Request, Store
 
+REFUSAL = "Not set aside: `walflow resync public.orders`"
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
@@ -81,13 +83,16 @@ def test_a_refusal_is_an_error_with_its_words(
 
     def answer(request: Request) -> tuple[str, bool]:
         is_set_aside = request.table.name == "timed"
-        return ("Tried again.", False) if is_set_aside else ("It is not set aside.", True)
+        return ("Tried again.", False) if is_set_aside else (REFUSAL, True)
 
     with answering(store, answer):
         ask(log, "retry", "timed", "orders", code=77)
     shown = capsys.readouterr()
     assert shown.out == "Tried again.\n"
-    assert "The pipeline refused. It is not set aside." in shown.err
+    find = f"--name shop --log {log}"
+    words = " ".join(shown.err.split())
+    assert f"The pipeline refused. Not set aside: `walflow resync public.orders {find}`" in words
+    assert f"See where the tables stand with `walflow status {find}`." in words
 
 
 def test_all_that_are_set_aside(
@@ -127,7 +132,8 @@ def test_a_pipeline_that_does_not_answer_in_time(
 ) -> None:
     run_it(store)
     ask(log, "retry", "timed", "--wait", "0.3")
-    assert "no answer within 0.3 s, see: walflow status" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"no answer within 0.3 s, see `walflow status --name shop --log {log}`" in shown
     assert len(store.open_requests()) == 1
 
 

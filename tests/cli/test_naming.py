@@ -6,9 +6,10 @@ import shlex
 
 import pytest
 
-from walflow.cli.naming import command_for, find_table
+from walflow.cli.naming import find_table
 from walflow.errors import UnknownTable
 from walflow.model import TableName
+from walflow.pasting import command_for
 
 KNOWN = {
     TableName("public", "orders"),
@@ -19,6 +20,7 @@ KNOWN = {
     TableName("public", "Mixed"),
     TableName("a.b", "c"),
     TableName("a", "b.c"),
+    TableName("--a", "it's `b`"),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from walflow.cli.naming import command_for
 from walflow.cli.units import human_age, iso_time
 from walflow.model import TableName
+from walflow.pasting import command_for, with_options
 from walflow.redaction import redacted
 from walflow.states import RetryKind, TableError
 
@@ -25,11 +25,11 @@ class Advice:
 
 
 def advise(table: TableName, error: TableError, now: float, again: str = "") -> Advice:
-    """``again``: the options that find the pipeline, for the command."""
+    """``again``: the options that find the pipeline, for the commands."""
     verb = "resync" if error.retry.kind is RetryKind.NONE else "retry"
     return Advice(
         f"{error.code}: {redacted(error.reason)}",
-        redacted(error.hint),
+        with_options(redacted(error.hint), again),
         _next(error, now),
         command_for(verb, table, again),
     )

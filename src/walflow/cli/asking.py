@@ -100,7 +100,8 @@ def _ask(
     from walflow.stores.base import Action
 
     if not tables and not all_errored:
-        raise click.UsageError("Name at least one table; they are listed by: walflow status")
+        listed = chosen.found_again("they are listed by `walflow status`")
+        raise click.UsageError(f"Name at least one table; {listed}")
     with opened_store(chosen.store_settings()) as store:
         store.load_table_replication_states()
         states = store.get_table_replication_states().values()
@@ -115,14 +116,11 @@ def _ask(
         asked = _put(store, Action(verb), wanted)
         seconds = 0.0 if no_wait else wait
         answered = _answers(store, asked, seconds) if seconds else {}
-        return _tell(asked, answered, running=_runs(store), waited=seconds)
+        return _tell(chosen, asked, answered, running=_runs(store), waited=seconds)
 
 
 def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Request]:
     """Ask; what was asked for already and not answered yet is not asked for twice."""
-    import time
-    import uuid
-
     from walflow.stores.base import Request
 
     pending = {(request.table, request.action): request for request in store.open_requests()}
@@ -130,7 +128,7 @@ def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Requ
     for table in tables:
         request = pending.get((table, action))
         if request is None:
-            request = Request(uuid.uuid4().hex, table, action, time.time())
+            request = Request.new(table, action)
             store.put_request(request)
         asked.append(request)
     return asked
@@ -160,7 +158,12 @@ def _answers(store: Store, asked: Sequence[Request], seconds: float) -> dict[str
 
 
 def _tell(
-    asked: Sequence[Request], answered: dict[str, Request], *, running: bool, waited: float
+    chosen: Chosen,
+    asked: Sequence[Request],
+    answered: dict[str, Request],
+    *,
+    running: bool,
+    waited: float,
 ) -> int:
     from walflow.errors import RequestRefused
 
@@ -169,17 +172,17 @@ def _tell(
         what = f"{request.table}: {request.action.value}"
         answer = answered.get(request.id)
         if answer is None and running:
-            late = f"; no answer within {waited:g} s, see: walflow status" if waited else ""
-            click.echo(f"{what} asked for{late}")
+            late = f"; no answer within {waited:g} s, see `walflow status`" if waited else ""
+            click.echo(chosen.found_again(f"{what} asked for{late}"))
         elif answer is None:
             click.echo(f"{what} asked for; no process runs the pipeline: done at its next start")
         elif answer.refused:
             refused.append(answer)
         else:
-            click.echo(answer.outcome)
+            click.echo(chosen.found_again(answer.outcome or ""))
     if refused:
         raise RequestRefused(
             "The pipeline refused. " + " ".join(str(one.outcome) for one in refused),
-            hint="See where the tables stand with: walflow status.",
+            hint="See where the tables stand with `walflow status`.",
         )
     return 0

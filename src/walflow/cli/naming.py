@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from walflow.errors import UnknownTable
 from walflow.model import TableName
 
-__all__ = ["command_for", "find_table"]
+__all__ = ["find_table"]
 
 _PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
 _NAME = re.compile(rf"(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})")
@@ -63,12 +63,4 @@ def _closest(text: str, known: Collection[TableName]) -> str:
     close |= dict.fromkeys(str(name) for name in sorted(known) if name.name == last)
     if close:
         return f"Did you mean {' or '.join([*close][:3])}?"
-    return "Its tables are listed by: walflow status."
-
-
-def command_for(verb: str, table: TableName, again: str = "") -> str:
-    """The command to paste for a table; ``again`` finds the pipeline."""
-    spelled = str(table)
-    if next(iter(_readings(spelled)), None) != table:
-        spelled = table.quoted
-    return " ".join(filter(None, ("walflow", verb, shlex.quote(spelled), again)))
+    return "Its tables are listed by `walflow status`."

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from walflow.errors import WalflowError
+
 if TYPE_CHECKING:
     from walflow.config import Settings
 
@@ -22,7 +24,9 @@ SETTINGS_EPILOG = (
 
 _PATH = click.Path(path_type=Path)
 _FILE_ARGUMENT = click.argument("file", required=False, type=_PATH, metavar="[FILE]")
-_FILE_OPTION = click.option("--file", "-f", type=_PATH, metavar="FILE", help="Settings, as YAML.")
+_FILE_OPTION = click.option(
+    "--file", "-f", "named_file", type=_PATH, metavar="FILE", help="Settings, as YAML."
+)
 _ENDS = (
     click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/db"),
     click.option("--to", "destination", metavar="URI", help="iceberg:///folder/of/the/tables"),
@@ -83,19 +87,27 @@ class Chosen:
                 words += ["--set", f"{key}={redacted(value)}"]
         return shlex.join(words)
 
+    def found_again(self, text: str) -> str:
+        """The text, in which the commands find the same pipeline."""
+        from walflow.pasting import with_options
+
+        return with_options(text, self.again)
+
 
 def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any]:
-    """Add the options, and hand what they say to the function as ``chosen``.
+    """Add the options, and hand what they say to the function as ``chosen``. Commands in the
+    errors that the function raises get what finds the pipeline.
 
     ``ends``: with those for source and destination. ``tables``: arguments are tables, so the
-    settings file is an option, and not the first argument as elsewhere.
+    settings file cannot be the first of them, as elsewhere it can.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(
             *arguments: Any,
-            file: Path | None,
+            file: Path | None = None,
+            named_file: Path | None,
             name: str | None,
             log: Path | None,
             others: tuple[str, ...],
@@ -111,10 +123,18 @@ def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any
                 "source.publication": publication,
                 "source.slot": slot,
             }
-            chosen = Chosen(file, name, log, dict(map(_key_and_value, others)), named)
-            return function(*arguments, chosen=chosen, **more)
+            if file is not None and named_file is not None:
+                raise click.UsageError("Give one FILE, with --file or without.")
+            settings = dict(map(_key_and_value, others))
+            chosen = Chosen(file or named_file, name, log, settings, named)
+            try:
+                return function(*arguments, chosen=chosen, **more)
+            except WalflowError as error:
+                error.message = chosen.found_again(error.message)
+                error.hint = chosen.found_again(error.hint)
+                raise
 
-        options = [_FILE_OPTION if tables else _FILE_ARGUMENT, *(_ENDS if ends else ())]
+        options = [*(() if tables else (_FILE_ARGUMENT,)), _FILE_OPTION, *(_ENDS if ends else ())]
         for option in reversed([*options, *_EVERYWHERE]):
             call = option(call)
         return call

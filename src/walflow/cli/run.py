@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _POLL_SECONDS = 0.2
-_RETRY_ALL = "walflow retry --all-errored"
 _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
 
 
@@ -71,7 +70,7 @@ def _run(
     from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
     from walflow.cli.showing import Watcher
-    from walflow.errors import TablesSetAside, WalflowError
+    from walflow.errors import WalflowError
     from walflow.observe.metrics import Metrics
     from walflow.observe.serve import serve_metrics
     from walflow.pipeline.pipeline import Pipeline
@@ -110,10 +109,6 @@ def _run(
         return signals.exit_code
     try:
         work.result()
-    except TablesSetAside as error:
-        # The command to paste must find this pipeline.
-        hint = error.hint.replace(_RETRY_ALL, f"{_RETRY_ALL} {again}".rstrip())
-        raise TablesSetAside(error.message, hint=hint) from None
     except WalflowError:
         raise
     except Exception as error:

@@ -19,6 +19,7 @@ from walflow.cli.progress import Progress, TableProgress
 from walflow.cli.styles import PHASE_STYLES
 from walflow.cli.units import human_bytes, human_count, human_rate, human_seconds
 from walflow.model import Phase, TableName
+from walflow.pasting import with_options
 
 __all__ = ["View"]
 
@@ -115,9 +116,10 @@ class View:
         """In few lines: the full text is what `walflow status` is for."""
         assert table.error is not None
         advice = advise(table.name, table.error, time.time(), self._again)
+        elsewhere = with_options("The whole text is shown by `walflow status`", self._again)
         lines = [
             Text.assemble((f"✗ {table.name} was set aside: ", "bold red"), advice.reason),
-            Text(f"  {advice.hint or 'The whole text is shown by: walflow status'}"),
+            Text(f"  {advice.hint or elsewhere}"),
             Text(f"  {advice.next}", style="yellow"),
             Text(f"    {advice.command}", style="bold"),
         ]

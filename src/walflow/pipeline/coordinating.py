@@ -16,6 +16,7 @@ from walflow.config import Settings
 from walflow.errors import SlotLost, SourceError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
+from walflow.pasting import command_for
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.intake import Intake
@@ -215,7 +216,7 @@ class Coordinator:
             self._parts.tables.give_up_changes(
                 oid,
                 "The log is full, and no longer keeps this table's changes: copy it again with "
-                f"`walflow resync {state.name}`.",
+                f"`{command_for('resync', state.name)}`.",
             )
             _logger.warning(
                 "the log is full; it no longer keeps the changes of a table that was set aside",

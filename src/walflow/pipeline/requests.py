@@ -6,6 +6,7 @@ import structlog
 
 from walflow.errors import RequestRefused, UnknownTable, WalflowError
 from walflow.model import Phase, TableName
+from walflow.pasting import command_for
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.tables import Tables, TableState
@@ -46,7 +47,7 @@ class Requests:
         state = self._tables.find(name)
         if state is None:
             raise UnknownTable(
-                f"The pipeline has no table {name}.", hint="walflow status lists its tables."
+                f"The pipeline has no table {name}.", hint="`walflow status` lists its tables."
             )
         match action:
             case Action.RETRY:
@@ -60,12 +61,12 @@ class Requests:
         if state.error is None:
             raise RequestRefused(
                 f"{state.name} was not set aside: its phase is {state.phase}.",
-                hint=f"To copy it again: walflow resync {state.name}",
+                hint=f"To copy it again: `{command_for('resync', state.name)}`",
             )
         if state.error.retry.kind is RetryKind.NONE:
             raise RequestRefused(
                 f"Trying {state.name} again cannot help: {state.error.hint}",
-                hint=f"walflow resync {state.name}",
+                hint=f"To copy it again: `{command_for('resync', state.name)}`",
             )
         if self._dispatcher.has(state.schema.oid):
             return None  # it failed just now

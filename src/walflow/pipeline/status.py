@@ -75,5 +75,5 @@ class PipelineStatus:
         raise TablesSetAside(
             f"Everything is up to date but {len(aside)} table"
             f"{'' if len(aside) == 1 else 's'} that had to be set aside:\n{listed}",
-            hint="\n".join([*hints, "Try them again with: walflow retry --all-errored"]),
+            hint="\n".join([*hints, "Try them again with `walflow retry --all-errored`"]),
         )

@@ -27,5 +27,5 @@ def lease_lost(pipeline: str, taken_by: Holder | None) -> LeaseLost:
 def nothing_to_roll_back(pipeline: str, table: int) -> NothingToRollBack:
     return NothingToRollBack(
         f"the table with oid {table} of the pipeline {pipeline} has no earlier state",
-        hint="To copy it anew: walflow resync TABLE.",
+        hint="To copy it anew: `walflow resync TABLE`.",
     )
