@@ -21,7 +21,7 @@ from walflow.pipeline.connections import Connections
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
-from walflow.pipeline.lanes import Lanes
+from walflow.pipeline.lanes import LaneProgress, Lanes
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.requests import Requests
 from walflow.pipeline.snapshots import Snapshots
@@ -117,8 +117,13 @@ class Coordinator:
 
     def status(self) -> PipelineStatus:
         # First: what is routed after it may be applied already, but not the other way round.
-        routed = self._parts.lanes.routed
-        states = tuple(self._as_of_now(state) for state in self._parts.tables.all())
+        lanes = self._parts.lanes
+        routed = lanes.routed
+        lanes_now = {
+            state.schema.oid: (state, lanes.progress(state.schema.oid))
+            for state in self._parts.tables.all()
+        }
+        states = tuple(_as_of(state, progress) for state, progress in lanes_now.values())
         status = PipelineStatus(
             states,
             self._parts.intake.wal_end,
@@ -126,6 +131,11 @@ class Coordinator:
             routed,
             min((state.position for state in states if state.followed), default=routed),
             max((state.lag_seconds for state in states), default=0.0),
+            # Between two phases, or not asked about yet: what is known of its position is old.
+            any(
+                state.followed and (progress is None or not progress.verified)
+                for state, progress in lanes_now.values()
+            ),
         )
         self.last = status
         self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
@@ -134,11 +144,7 @@ class Coordinator:
         return status
 
     def _as_of_now(self, state: TableState) -> TableState:
-        progress = self._parts.lanes.progress(state.schema.oid)
-        if progress is None:
-            return state
-        position, lag = progress
-        return replace(state, position=max(position, state.position), lag_seconds=lag)
+        return _as_of(state, self._parts.lanes.progress(state.schema.oid))
 
     # The slot.
 
@@ -248,3 +254,11 @@ def _tell(state: tenacity.RetryCallState) -> None:
 def _is_given_up(state: TableState) -> bool:
     """Whether the log need not keep the table's changes."""
     return state.error is not None and state.error.retry.kind is RetryKind.NONE
+
+
+def _as_of(state: TableState, progress: LaneProgress | None) -> TableState:
+    """With what the table's lane knows better."""
+    if progress is None:
+        return state
+    position = max(progress.position, state.position)
+    return replace(state, position=position, lag_seconds=progress.lag_seconds)

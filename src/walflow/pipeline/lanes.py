@@ -29,7 +29,7 @@ from walflow.spark.jobs import in_pool
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Lanes", "Outgrown"]
+__all__ = ["LaneProgress", "Lanes", "Outgrown"]
 
 _READY_AT_ONCE = 16
 _QUICK_RETRY_SECONDS = 0.5
@@ -54,6 +54,15 @@ class _Stretch:
     span: Span
     commit_time: int
     files: tuple[LogFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneProgress:
+    position: Lsn
+    lag_seconds: float
+    """The age of what waits, or is being applied."""
+    verified: bool
+    """Whether the position is the destination's own word, not a note of an earlier run."""
 
 
 @dataclass(slots=True)
@@ -180,18 +189,20 @@ class Lanes:
         """All of the log up to here is in the destination, or in a lane, or concerns nobody."""
         return self._routed
 
-    def progress(self, oid: int) -> tuple[Lsn, float] | None:
-        """The table's position, and the age of what it lacks in seconds; None: not followed."""
+    def progress(self, oid: int) -> LaneProgress | None:
+        """None: the table is not followed."""
         with self._lock:
             lane = self._lanes.get(oid)
             if lane is None:
                 return None
-            if not lane.waiting and not lane.running:
-                return self._routed, 0.0
-            oldest = lane.oldest
+            idle = lane.verified and not lane.waiting and not lane.running
+            if idle:
+                return LaneProgress(self._routed, 0.0, True)
+            oldest, verified = lane.oldest, lane.verified
         state = self._tables.get(oid)
         position = Lsn(0) if state is None else state.position
-        return position, max(0.0, time.time() - oldest / 1e6) if oldest else 0.0
+        lag = max(0.0, time.time() - oldest / 1e6) if oldest else 0.0
+        return LaneProgress(position, lag, verified)
 
     # Jobs.
 

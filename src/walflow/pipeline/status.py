@@ -28,6 +28,8 @@ class PipelineStatus:
     """All up to here is in the destination, of every table that is followed."""
     lag_seconds: float
     """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
+    uncertain: bool = False
+    """Whether a table is followed of which only an earlier run's position is known."""
 
     @property
     def lag_bytes(self) -> int:
@@ -36,7 +38,7 @@ class PipelineStatus:
     def reached(self, position: Lsn) -> bool:
         """Whether all up to the position is in the destination, of every table but those that
         wait for an operator."""
-        return not self.copying and self.applied >= position
+        return not (self.copying or self.uncertain) and self.applied >= position
 
     @property
     def set_aside(self) -> tuple[TableState, ...]:
