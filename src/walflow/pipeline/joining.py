@@ -97,6 +97,7 @@ class Joiner:
         new = [table for oid, table in published.items() if oid not in stored]
         known = frozenset(mapped.values())
         self._tables.add(*(self._first_state(table, known, new_slot) for table in new))
+        self._drop_used_copies()
         outgrown = published.keys() & stored.keys() if new_slot else ()
         with self._lock:
             self._outgrown = dict.fromkeys(outgrown, "the slot is a new one")
@@ -109,6 +110,14 @@ class Joiner:
                 self._admit(table, tables)
             else:
                 self._dispatcher.dispatch(oid, table.bytes)
+
+    def _drop_used_copies(self) -> None:
+        """Who is killed after a table's copy was handed over leaves it behind."""
+        for copy in self._log.copies():
+            state = self._tables.get(copy.table)
+            phase = None if state is None else state.error.phase if state.error else state.phase
+            if phase not in SYNCED_PHASES:
+                copy.drop()
 
     def _check_apart(
         self,
