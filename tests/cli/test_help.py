@@ -9,6 +9,8 @@ import time
 import pytest
 
 from tests.cli.commands import WALFLOW, Room
+from walflow import errors
+from walflow.errors import WalflowError
 
 HEAVY = ("pyspark", "pyarrow", "pandas", "numpy", "pydantic", "psycopg", "rich", "structlog")
 
@@ -36,6 +38,31 @@ def test_help_takes_less_than_0_3_s() -> None:
         times.append(time.perf_counter() - began)
     print(f"walflow --help: {min(times):.2f} s at best of {len(times)}")
     assert min(times) < 0.3
+
+
+def test_all_exit_codes_are_listed(room: Room) -> None:
+    listed: set[int] = set()
+    shown = room.run("--help").stdout.partition("Exit codes:\n")[2]
+    for line in shown.splitlines():
+        for run in line.strip().partition("  ")[0].split(", "):
+            first, _, last = run.partition("-")
+            listed |= set(range(int(first), int(last or first) + 1))
+    named = [getattr(errors, name) for name in errors.__all__]
+    codes = {error.exit_code for error in named if issubclass(error, WalflowError)}
+    assert listed == {0, *codes, 130, 143}
+    for words in ("10-29, 80", "source and destination were compared and differ", "52: tables"):
+        assert words in shown
+
+
+def test_a_file_is_named_in_one_way(room: Room) -> None:
+    file = room.path / "shop.yaml"
+    file.write_text(f"name: shop\nlog: {{folder: {room.path / 'log'}}}")
+    for named in ([file], ["--file", file], ["-f", file]):
+        ran = room.run("status", *named)
+        assert "There is no state of a pipeline 'shop'" in ran.stderr
+    ran = room.run("status", file, "--file", file)
+    assert ran.returncode == 2
+    assert "Give one FILE" in ran.stderr
 
 
 def test_wrong_usage_exits_with_2(room: Room) -> None:

@@ -15,6 +15,7 @@ from walflow.cli.bench import bench
 from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.drop import drop
+from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
 from walflow.cli.run import run
 from walflow.cli.status import status
@@ -24,11 +25,8 @@ __all__ = ["main", "walflow"]
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done; 1 source and destination differ; 2 wrong usage or settings; "
-    "3 wrong URI; 4 names of tables that collide; 10-29 the source; 30-34 the change log; 40-42 "
-    "Spark; 50-51 the destination; 52 tables are set aside; 70-74 the store (70 also a bug); "
-    "75 no such table; 77 the pipeline refused; 130 and 143 ended by Ctrl-C and SIGTERM before "
-    "the work was done.",
+    # As it is, not wrapped.
+    epilog=f"\b\n{exit_codes()}",
 )
 @debug_option
 @click.version_option(package_name="walflow", message="%(prog)s %(version)s")
