@@ -54,6 +54,7 @@ __all__ = [
     "Stopped",
     "StoreError",
     "StoreForeign",
+    "TableLocked",
     "TableRewritten",
     "TablesSetAside",
     "UnknownTable",
@@ -272,6 +273,18 @@ class PublicationChanged(SourceError):
 
     retry = True
     exit_code = 29
+
+
+class TableLocked(SourceError):
+    """A session of somebody else's has locked the table, and lets nobody read it."""
+
+    retry = True
+    exit_code = 81
+    default_hint = (
+        "It is read as soon as the lock is gone. To see who holds it: "
+        "SELECT pid, query FROM pg_stat_activity WHERE pid IN "
+        "(SELECT pid FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted);"
+    )
 
 
 class LogError(WalflowError):

@@ -11,6 +11,7 @@ import pytest
 from tests.changelog.rows import open_log, table
 from walflow.changelog import (
     ChangeLog,
+    CompleteCopy,
     CopyFile,
     CopyPlan,
     FinishedRange,
@@ -19,10 +20,14 @@ from walflow.changelog import (
     store_range,
 )
 from walflow.model import Lsn
+from walflow.states import Membership
 
 SCHEMA = table(7)
 RANGES = tuple(PlannedRange(7, first, first + 10, 80_000) for first in range(0, 50, 10))
-PLAN = CopyPlan(SCHEMA, "id > 3", {7: 123}, RANGES)
+MEMBERSHIP = Membership(
+    frozenset({"16400:751"}), "id > 3", frozenset({"insert"}), frozenset({(7, 0), (8, 751)})
+)
+PLAN = CopyPlan(SCHEMA, "id > 3", {7: 123}, RANGES, MEMBERSHIP)
 
 
 def add(copy: TableCopy, plan: CopyPlan, number: int, position: int, rows: int = 5) -> CopyFile:
@@ -65,13 +70,13 @@ def test_a_complete_copy_survives(log: ChangeLog, tmp_path: Path) -> None:
     copy = log.copy(7)
     copy.begin(PLAN)
     files = [add(copy, PLAN, number, 100) for number in range(3)]
-    copy.complete(SCHEMA, Lsn(300), files)
+    told = CompleteCopy(SCHEMA, Lsn(300), tuple(files), MEMBERSHIP)
+    copy.complete(told)
     log.close()
     log = open_log(tmp_path / "log")
     copy = log.copy(7)
     whole = copy.completed()
-    assert whole is not None
-    assert (whole.schema, whole.position, list(whole.files)) == (SCHEMA, 300, files)
+    assert whole == told
     assert (whole.rows, whole.exact) == (15, True)
     copy.reopen()
     assert copy.completed() is None
@@ -86,7 +91,7 @@ def test_what_is_torn_does_not_count(log: ChangeLog) -> None:
     copy = log.copy(7)
     copy.begin(PLAN)
     files = [add(copy, PLAN, number, 100) for number in range(5)]
-    copy.complete(SCHEMA, Lsn(100), files)
+    copy.complete(CompleteCopy(SCHEMA, Lsn(100), tuple(files), MEMBERSHIP))
     (copy.folder / files[0].name).write_bytes(b"x")
     (copy.folder / files[1].name).unlink()
     (copy.folder / "000002.done").write_bytes(b'{"plan": "')
@@ -97,6 +102,18 @@ def test_what_is_torn_does_not_count(log: ChangeLog) -> None:
     assert sorted(path.name for path in copy.folder.glob("*.parquet")) == [files[4].name]
     (copy.folder / "plan.json").write_text("[")
     assert copy.plan() is None
+    log.close()
+
+
+def test_what_does_not_say_how_the_table_was_published_does_not_count(log: ChangeLog) -> None:
+    copy = log.copy(7)
+    copy.begin(PLAN)
+    copy.complete(CompleteCopy(SCHEMA, Lsn(100), (), MEMBERSHIP))
+    for path in copy.folder.glob("*.json"):
+        told = json.loads(path.read_bytes())
+        del told["membership"]
+        path.write_text(json.dumps(told))
+    assert (copy.plan(), copy.completed()) == (None, None)
     log.close()
 
 

@@ -19,10 +19,19 @@ import pytest
 from tests.conftest import Database
 from tests.pipeline.capturing import Capture, wait_for
 from tests.pipeline.reading import Reading
-from walflow.errors import FailpointReached, SnapshotLost, Stopped, TableRewritten
+from walflow.errors import (
+    FailpointReached,
+    PublicationChanged,
+    SnapshotLost,
+    Stopped,
+    TableLocked,
+    TableRewritten,
+)
 from walflow.failpoints import VARIABLE, set_failpoints
+from walflow.pipeline import reading as pipeline_reading
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.reading import CopyReader
+from walflow.pipeline.retrying import is_of_the_source
 from walflow.spark.jobs import cancel_jobs
 
 if TYPE_CHECKING:
@@ -54,11 +63,12 @@ def test_a_table_is_what_the_snapshot_sees(reading: Reading) -> None:
         assert reading.check("wide", copy, snapshot).total() == 1500
         assert reading.progress[-1] == 1500
         assert reading.ranges_read("wide") == reading.finished("wide") > 20
-        assert reading.reader.finished(copy.schema.oid) == copy
+        membership = reading.table("wide").membership
+        assert reading.reader.finished(copy.schema.oid, membership) == copy
         assert reading.read("wide", snapshot) == copy
         assert reading.ranges_read("wide") == reading.finished("wide")
     reading.reader.drop(copy.schema.oid)
-    assert reading.reader.finished(copy.schema.oid) is None
+    assert reading.reader.finished(copy.schema.oid, membership) is None
     assert not reading.copy_of("wide").folder.exists()
 
 
@@ -82,7 +92,7 @@ def test_an_empty_table_takes_no_connection(reading: Reading) -> None:
                 )
                 assert (copy.files, copy.rows, copy.exact) == ((), 0, False)
                 assert copy.position == snapshot.position
-                assert reader.finished(table.schema.oid) == copy
+                assert reader.finished(table.schema.oid, table.membership) == copy
 
 
 def test_rows_that_a_held_snapshot_sees_keep_their_pages(reading: Reading) -> None:
@@ -140,7 +150,10 @@ def test_a_table_that_is_rewritten_meanwhile_is_not_taken(reading: Reading, stat
             reading.check("wide", reading.read("wide", snapshot), snapshot)
 
 
-def test_a_table_that_waits_for_a_lock_can_be_interrupted(reading: Reading) -> None:
+def test_a_table_that_waits_for_a_lock_can_be_interrupted(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_reading, "_LOCK_SECONDS", 120)
     reading.execute(*WIDE)
     table = reading.table("wide")
     with reading.snapshot() as snapshot, ThreadPoolExecutor(1) as pool:
@@ -157,6 +170,65 @@ def test_a_table_that_waits_for_a_lock_can_be_interrupted(reading: Reading) -> N
         wait_for(lambda: not copying(reading), 60, "no session is left")
         reading.stop.clear()
         reading.check("wide", reading.read("wide", snapshot), snapshot)
+
+
+@pytest.mark.parametrize("rows", [10, 1500])
+def test_a_table_that_is_locked_for_long_gives_its_connections_back(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Whether executors read it, or the driver because it is small."""
+    monkeypatch.setattr(pipeline_reading, "_LOCK_SECONDS", 0.3)
+    reading.execute(*WIDE, f"DELETE FROM wide WHERE id > {rows}", "VACUUM FULL wide")
+    with reading.snapshot() as snapshot:
+        table = reading.table("wide")
+        with psycopg.connect(reading.uri) as blocking:
+            blocking.execute("LOCK TABLE wide IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(TableLocked) as raised:
+                reading.reader.read(table, snapshot, progress=lambda _: None, stop=reading.stop)
+            assert is_of_the_source(raised.value)
+            assert copying(reading) == []
+        reading.check("wide", reading.read("wide", snapshot), snapshot)
+
+
+SWAP = (
+    "BEGIN; ALTER TABLE {0} RENAME TO tmp; ALTER TABLE {1} RENAME TO {0};"
+    " ALTER TABLE tmp RENAME TO {1}; COMMIT"
+)
+
+
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_partitions_that_exchange_their_names_are_not_taken_for_each_other(
+    reading: Reading, rows: int
+) -> None:
+    reading.execute(
+        "DROP PUBLICATION p",
+        "CREATE TABLE parts (id int, region int, pad text, PRIMARY KEY (id, region))"
+        " PARTITION BY LIST (region)",
+        "CREATE TABLE part_a PARTITION OF parts FOR VALUES IN (1)",
+        "CREATE TABLE part_b PARTITION OF parts FOR VALUES IN (2)",
+        f"INSERT INTO parts SELECT n, 1, repeat('a', 300) FROM generate_series(1, {rows}) n",
+        f"INSERT INTO parts SELECT n, 2, repeat('b', 300) FROM generate_series(1, {rows * 3}) n",
+        "CREATE PUBLICATION p FOR TABLE parts WITH (publish_via_partition_root)",
+    )
+    with reading.snapshot() as snapshot:
+        table = reading.table("parts")
+        reading.execute(SWAP.format("part_a", "part_b"))
+        with pytest.raises(PublicationChanged):
+            reading.reader.read(table, snapshot, progress=lambda _: None, stop=reading.stop)
+        # Described anew, the names are right again.
+        reading.check("parts", reading.read("parts", snapshot), snapshot)
+
+
+def test_tables_that_exchange_their_names_are_not_read_by_key(reading: Reading) -> None:
+    reading.execute(*WIDE, "CREATE TABLE other (LIKE wide INCLUDING ALL)")
+    with reading.snapshot() as snapshot:
+        reading.read("wide", snapshot)
+    reading.execute("UPDATE wide SET pad = 'y' WHERE id % 9 = 0")
+    with reading.snapshot() as snapshot:
+        table = reading.table("wide")
+        reading.execute(SWAP.format("wide", "other"))
+        with pytest.raises(PublicationChanged):
+            reading.reader.read(table, snapshot, progress=lambda _: None, stop=reading.stop)
 
 
 def test_stopping_between_waves_keeps_what_was_read(reading: Reading) -> None:

@@ -361,7 +361,9 @@ def replay(
 def copy(database: Database, table: PublishedTable, snapshot: str, folder: Path) -> list[Row]:
     folder.mkdir()
     rows: list[Row] = []
-    with snapshot_session(database.uri, snapshot, application_name="test") as session:
+    with snapshot_session(
+        database.uri, snapshot, application_name="test", lock_seconds=60
+    ) as session:
         # Ranges of one page, so that there are several.
         for number, piece in enumerate(copy_ranges([table], 8192)):
             path = folder / f"{number}.parquet"

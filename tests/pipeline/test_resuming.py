@@ -275,6 +275,130 @@ def test_changes_that_the_log_does_not_have(reading: Reading) -> None:
     assert now.id != plan.id
 
 
+@pytest.fixture
+def lagging(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Reading]:
+    """The log does not follow until its capture is entered; then all comes in one segment."""
+    database.execute(
+        "CREATE TABLE t (id int, region int, pad text, PRIMARY KEY (id, region))"
+        " PARTITION BY LIST (region)",
+        "CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1)",
+        "CREATE TABLE t_2 PARTITION OF t FOR VALUES IN (2)",
+        "INSERT INTO t SELECT n, 1 + n % 2, repeat('x', 300) FROM generate_series(1, 1000) n",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+    )
+    capture = Capture(database.uri, tmp_path / "log", slot=f"{database.name}_s", fill_seconds=1)
+    yield Reading(database.uri, spark, capture)
+    capture.log.close()
+    set_failpoints("")
+
+
+GAPS = [
+    pytest.param(
+        [],
+        [
+            "ALTER PUBLICATION p DROP TABLE t",
+            "UPDATE t SET pad = 'unseen' WHERE id % 9 = 0",
+            "ALTER PUBLICATION p ADD TABLE t",
+        ],
+        id="published again",
+    ),
+    pytest.param(
+        [],
+        [
+            "ALTER TABLE t DETACH PARTITION t_1",
+            "UPDATE t_1 SET pad = 'unseen' WHERE id % 9 = 0",
+            "ALTER TABLE t ATTACH PARTITION t_1 FOR VALUES IN (1)",
+        ],
+        id="attached again",
+    ),
+    pytest.param(
+        ["ALTER PUBLICATION p SET (publish = 'insert')"],
+        [
+            "UPDATE t SET pad = 'unseen' WHERE id % 9 = 0",
+            "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')",
+        ],
+        id="more changes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "gap"), GAPS)
+def test_what_was_read_before_a_gap_does_not_count(
+    lagging: Reading, before: list[str], gap: list[str]
+) -> None:
+    """The log has not come so far yet, so it does not tell."""
+    lagging.execute("SELECT 1", *before)
+    with lagging.snapshot() as snapshot:
+        whole = lagging.read("t", snapshot)
+    table, copy = lagging.table("t"), lagging.copy_of("t")
+    assert lagging.reader.finished(whole.schema.oid, table.membership) == whole
+    lagging.execute(*gap)
+    now = lagging.table("t")
+    assert lagging.reader.finished(whole.schema.oid, now.membership) is None
+    # As a pipeline does that sees it.
+    lagging.capture.log.break_off(whole.schema.oid)
+    assert lagging.capture.log.covers(whole.schema.oid, whole.position)
+    forget(lagging, "t", 0.7, seed=5)
+    plan = copy.plan()
+    with lagging.capture, lagging.snapshot() as snapshot:
+        lagging.check("t", lagging.read("t", snapshot), snapshot)
+        other = copy.plan()
+    assert plan is not None
+    assert other is not None
+    assert other.id != plan.id
+
+
+def test_a_partition_that_came_meanwhile_is_missed_when_it_goes(lagging: Reading) -> None:
+    """And comes back, in the same file but without its rows."""
+    with lagging.capture:
+        with lagging.snapshot() as snapshot:
+            lagging.read("t", snapshot)
+        forget(lagging, "t", 0.7, seed=6)
+        lagging.execute(
+            "CREATE TABLE t_3 PARTITION OF t FOR VALUES IN (3)",
+            "INSERT INTO t SELECT n, 3, repeat('x', 300) FROM generate_series(1, 100) n",
+        )
+        with lagging.snapshot() as snapshot:
+            lagging.check("t", lagging.read("t", snapshot), snapshot)
+        plan = lagging.copy_of("t").plan()
+        lagging.execute(
+            "ALTER TABLE t DETACH PARTITION t_3",
+            "DELETE FROM t_3",
+            "VACUUM (TRUNCATE) t_3",
+            "ALTER TABLE t ATTACH PARTITION t_3 FOR VALUES IN (3)",
+        )
+        assert [r.pages for r in lagging.table("t").relations if r.name.name == "t_3"] == [0]
+        with lagging.snapshot() as snapshot:
+            lagging.check("t", lagging.read("t", snapshot), snapshot)
+        other = lagging.copy_of("t").plan()
+    assert plan is not None
+    assert other is not None
+    assert other.id != plan.id
+
+
+def test_a_form_that_ended_before_the_first_snapshot(lagging: Reading) -> None:
+    """The log may have its last changes in one segment with those that the copy needs."""
+    lagging.execute(
+        "UPDATE t SET pad = 'y' WHERE id % 9 = 0",
+        "ALTER TABLE t ADD note text",
+        "UPDATE t SET note = 'n' WHERE id % 9 = 1",
+    )
+    finished = break_off(lagging, "t", 3)
+    copy = lagging.copy_of("t")
+    plan = copy.plan()
+    assert plan is not None
+    first = next(iter(copy.finished_ranges(plan).values())).position
+    lagging.execute("UPDATE t SET pad = 'z', note = 'z' WHERE id % 9 < 3")
+    with lagging.capture, lagging.snapshot() as snapshot:
+        lagging.capture.wait_durable(snapshot.position)
+        (segment,) = lagging.capture.log.segments(first, table=plan.schema.oid)
+        assert segment.span.after < first
+        assert len({file.version for file in segment.files}) == 2
+        lagging.check("t", lagging.read("t", snapshot), snapshot)
+        assert copy.plan() == plan
+        assert lagging.ranges_read("t") == len(plan.ranges) > finished
+
+
 def test_after_very_many_changes_only_the_older_part_is_read_again(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:

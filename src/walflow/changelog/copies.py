@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, Self, TypeVar
 
 from walflow.changelog.durable import disk_errors, remove, sync_folder, write_atomically
 from walflow.model import Lsn, TableSchema
+from walflow.states import Membership
 
 __all__ = [
     "CompleteCopy",
@@ -67,6 +68,8 @@ class CopyPlan:
     filenodes: Mapping[int, int]
     """By relation: the file that the page numbers are of."""
     ranges: tuple[PlannedRange, ...]
+    membership: Membership
+    """How the table was published when it was last read of it."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class CopyPlan:
             "row_filter": self.row_filter,
             "filenodes": {str(oid): node for oid, node in self.filenodes.items()},
             "ranges": [asdict(piece) for piece in self.ranges],
+            "membership": self.membership.to_dict(),
         }
 
     @classmethod
@@ -85,6 +89,7 @@ class CopyPlan:
             row_filter=raw["row_filter"],
             filenodes={int(oid): node for oid, node in raw["filenodes"].items()},
             ranges=tuple(PlannedRange(**piece) for piece in raw["ranges"]),
+            membership=Membership.from_dict(raw["membership"]),
             id=raw["id"],
         )
 
@@ -138,6 +143,8 @@ class CompleteCopy:
     schema: TableSchema
     position: Lsn
     files: tuple[CopyFile, ...]
+    membership: Membership
+    """How the table was published when it was read."""
 
     @property
     def rows(self) -> int:
@@ -152,6 +159,7 @@ class CompleteCopy:
             "schema": self.schema.to_dict(),
             "position": int(self.position),
             "files": [asdict(file) for file in self.files],
+            "membership": self.membership.to_dict(),
         }
 
     @classmethod
@@ -160,6 +168,7 @@ class CompleteCopy:
             schema=TableSchema.from_dict(raw["schema"]),
             position=Lsn(raw["position"]),
             files=tuple(CopyFile(**file) for file in raw["files"]),
+            membership=Membership.from_dict(raw["membership"]),
         )
 
 
@@ -220,11 +229,10 @@ class TableCopy:
             if path.suffix not in (_DONE, ".json") and path.name not in names:
                 remove(path)
 
-    def complete(self, schema: TableSchema, position: Lsn, files: Sequence[CopyFile]) -> None:
-        """Remember that these files, which are durable, are the table as of the position."""
+    def complete(self, whole: CompleteCopy) -> None:
+        """Remember that its files, which are durable, are the table as of the position."""
         with disk_errors(self.folder):
             self.make_folder()
-            whole = CompleteCopy(schema, position, tuple(files))
             write_atomically(self.folder / _COMPLETE, _json(whole.to_dict()))
 
     def completed(self) -> CompleteCopy | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as parquet
 
 from walflow.changelog import ChangeLog, CopyPlan, FinishedRange, LogFile
 from walflow.errors import Stopped
@@ -52,6 +53,9 @@ def check_plan(
         raise StartOver("the table has another form now")
     if plan.row_filter != table.row_filter:
         raise StartOver("the row filter has changed")
+    if not plan.membership.continues(table.membership):
+        # The log may not show it: what it lacks may lie ahead of it.
+        raise StartOver("it was published in another way, or not at all for a time")
     files = {relation.oid: relation.filenode for relation in seen}
     if any(files.get(oid) != filenode for oid, filenode in plan.filenodes.items()):
         raise StartOver("the table was rewritten, or has lost a partition")
@@ -70,13 +74,31 @@ def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> l
     oid = table.schema.oid
     if not log.covers(oid, after):
         raise StartOver("the log does not have all changes since")
-    files = [file for segment in log.segments(after, upto, oid) for file in segment.files]
+    files = [
+        file
+        for segment in log.segments(after, upto, oid)
+        for file in segment.files
+        if log.schema(oid, file.version).same_form(table.schema)
+        or _has_changes(log, file, after, upto)
+    ]
     truncates = [file.stats.last_truncate for file in files if file.stats.last_truncate]
     if any(lsn >= after for lsn, _ in truncates):
         raise StartOver("the table was truncated")
     if not all(log.schema(oid, file.version).same_form(table.schema) for file in files):
         raise StartOver("the table had another form meanwhile")
     return files
+
+
+def _has_changes(log: ChangeLog, file: LogFile, after: Lsn, upto: Lsn) -> bool:
+    """Whether the file has changes in ``(after, upto]``, as its segment has."""
+    try:
+        footer = parquet.read_metadata(log.folder / file.path)
+    except FileNotFoundError:
+        raise StartOver("the log does not have all changes since") from None
+    column = footer.schema.names.index("_lsn")
+    groups = (footer.row_group(group) for group in range(footer.num_row_groups))
+    spans = [group.column(column).statistics for group in groups]
+    return any(span is None or (span.max >= after and span.min < upto) for span in spans)
 
 
 def wait_for_log(log: ChangeLog, snapshot: OpenSnapshot, stop: threading.Event) -> None:

@@ -22,12 +22,14 @@ from walflow.source.catalog import PublishedTable
 from walflow.source.connection import Session, source_errors
 from walflow.source.copy import (
     CopiedFile,
+    check_name,
     copy_queries,
     copy_query,
     filter_file,
     snapshot_session,
 )
 from walflow.source.keyed import KEYS_A_QUERY, Place, identities, keyed_queries, texts_of_rows
+from walflow.source.ranges import CopyRange
 
 __all__ = [
     "RESULT_SCHEMA",
@@ -58,6 +60,8 @@ class CopySource:
     plan: str
     position: Lsn
     """The snapshot's."""
+    lock_seconds: float
+    """So long a table that somebody has locked is waited for."""
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -65,7 +69,10 @@ class CopySource:
         with (
             source_errors(f"copy {self.table.name}"),
             snapshot_session(
-                self.uri, self.snapshot, application_name=self.application_name
+                self.uri,
+                self.snapshot,
+                application_name=self.application_name,
+                lock_seconds=self.lock_seconds,
             ) as session,
         ):
             yield session
@@ -84,8 +91,8 @@ class RangeReader:
     """
 
     source: CopySource
-    shares: tuple[tuple[tuple[int, str], ...], ...]
-    """For each share: numbers and queries of its ranges."""
+    shares: tuple[tuple[tuple[int, CopyRange], ...], ...]
+    """For each share: its ranges, with their numbers."""
     noted: bool = True
     """Whether to note that a range is done, for a copy that goes on after a crash."""
 
@@ -94,20 +101,21 @@ class RangeReader:
         for batch in batches:
             for share in batch.column("id").to_pylist():
                 with _Caught(folder) as caught, self.source.session() as session:
-                    for number, query in self.shares[share]:
-                        yield self._read(session, number, query)
+                    for number, pages in self.shares[share]:
+                        yield self._read(session, number, pages)
                 yield from caught.results
 
-    def _read(self, session: Session, number: int, query: str) -> pa.RecordBatch:
+    def _read(self, session: Session, number: int, pages: CopyRange) -> pa.RecordBatch:
         source = self.source
         folder = Path(source.folder)
         copied = copy_query(
             session,
-            query,
+            pages.query,
             source.table.schema,
             source.path(f"{number:06}"),
             progress=_Progress(folder / f"{number:06}.rows"),
         )
+        check_name(session, pages.relation, pages.relation_oid)
         if self.noted:
             file = None if copied is None else _file(copied)
             store_range(folder, FinishedRange(source.plan, number, source.position, file))
@@ -184,13 +192,15 @@ class Mender:
         with source.session() as session:
             # The key has an index; a server without statistics might not use it.
             session.execute("SET enable_seqscan = off; SET enable_tidscan = off; SET jit = off")
-            return copy_queries(
+            copied = copy_queries(
                 session,
                 queries(),
                 source.table.schema,
                 source.path(f"keyed-{share:06}"),
                 keep=keep,
             )
+            check_name(session, source.table.name, source.table.schema.oid)
+            return copied
 
 
 class _Caught:

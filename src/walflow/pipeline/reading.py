@@ -52,6 +52,7 @@ from walflow.source.ranges import copy_ranges, page_range
 from walflow.source.snapshot import OpenSnapshot, SeenRelation
 from walflow.spark.jobs import tagged
 from walflow.spark.session import cores
+from walflow.states import Membership
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +64,8 @@ _WAVE_BYTES = 512 << 20
 """Of a connection: what it reads before the others' wishes are looked at again."""
 _SMALL_BYTES = 2 << 20
 """Up to here reading it takes less than to have an executor read it."""
+_LOCK_SECONDS = 10.0
+"""A table that is locked for longer gives its connections to others, and is tried again."""
 _PROGRESS_SECONDS = 0.3
 
 _logger = structlog.get_logger(__name__)
@@ -124,11 +127,14 @@ class CopyReader:
         whole = _Reading(self, table, snapshot, progress, stop).run()
         return _as_read(self.log.copy(table.schema.oid), whole)
 
-    def finished(self, oid: int) -> ReadCopy | None:
-        """The table's copy, if it is complete."""
+    def finished(self, oid: int, membership: Membership) -> ReadCopy | None:
+        """The table's copy, if it is complete, and the log tells what happened since to a table
+        that is published so."""
         copy = self.log.copy(oid)
         whole = copy.completed()
-        return None if whole is None else _as_read(copy, whole)
+        if whole is None or not whole.membership.continues(membership):
+            return None
+        return _as_read(copy, whole)
 
     def drop(self, oid: int) -> None:
         """Forget what was read of the table. Repeats safely."""
@@ -168,7 +174,11 @@ class _Reading:
         position = self._snapshot.position
         schema = replace(self._table.schema, version=Lsn(position - 1))
         whole = self._copy.completed()
-        if whole is not None and (whole.schema, whole.position) == (schema, position):
+        if (
+            whole is not None
+            and (whole.schema, whole.position) == (schema, position)
+            and whole.membership.continues(self._table.membership)
+        ):
             return whole
         self._copy.reopen()
         seen = self._look()
@@ -178,8 +188,9 @@ class _Reading:
             files = []
         else:
             files = self._read_all(self._plan(seen))
-        self._copy.complete(schema, position, files)
-        return CompleteCopy(schema, position, tuple(files))
+        whole = CompleteCopy(schema, position, tuple(files), self._table.membership)
+        self._copy.complete(whole)
+        return whole
 
     def _look(self) -> list[SeenRelation]:
         """The table's relations; what was read so far is right if none was rewritten by now."""
@@ -210,6 +221,7 @@ class _Reading:
                 PlannedRange(piece.relation_oid, piece.first_page, piece.end_page, piece.bytes)
                 for piece in cut
             ),
+            membership=self._table.membership,
         )
         if len(plan.ranges) > 1:
             self._copy.begin(plan)
@@ -229,12 +241,14 @@ class _Reading:
             check_log(self._reader.log, self._table, oldest, position)
         planned = plan.filenodes.keys()
         new = [r for r in self._table.relations if r.oid not in planned]
-        if new:
+        if new or plan.membership != self._table.membership:
             added = copy_ranges(
                 [replace(self._table, relations=tuple(new))], self._reader.range_bytes
             )
             plan = replace(
                 plan,
+                # Partitions that came since must be known, for the day that they go.
+                membership=self._table.membership,
                 filenodes=_filenodes(seen),
                 ranges=plan.ranges
                 + tuple(
@@ -297,7 +311,7 @@ class _Reading:
             piece = plan.ranges[number]
             relation = relations[piece.relation]
             pages = page_range(self._table, relation, piece.first_page, piece.end_page, piece.bytes)
-            numbered.append((number, pages.query))
+            numbered.append((number, pages))
         shares = min(connections, len(wave))
         reader = RangeReader(
             self._source(plan),
@@ -373,6 +387,7 @@ class _Reading:
             folder=str(self._copy.folder),
             plan=plan.id,
             position=self._snapshot.position,
+            lock_seconds=_LOCK_SECONDS,
         )
 
     def _run(self, work: RangeReader | Mender, shares: int) -> Sequence[Mapping[str, Any]]:

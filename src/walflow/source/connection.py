@@ -27,6 +27,7 @@ from walflow.errors import (
     SlotInUse,
     SlotLost,
     SourceError,
+    TableLocked,
     WalflowError,
     WalLevelNotLogical,
 )
@@ -91,6 +92,7 @@ _MEANINGS: tuple[tuple[type[SourceError], tuple[str, ...], str, str | None], ...
         "recovery is in progress",
         "The server is a standby, or on its way up.",
     ),
+    (TableLocked, ("55P03",), "", None),
     (SlotLost, ("42704",), "replication slot", _SLOT_LOST_HINT),
     (SlotLost, ("55000", "58P01"), "slot|WAL segment", _SLOT_LOST_HINT),
     (PublicationMissing, ("42704",), "publication", "Create it: CREATE PUBLICATION …;"),

@@ -20,15 +20,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 from psycopg import sql
 
-from walflow.errors import SnapshotLost
-from walflow.model import Column, TableSchema
+from walflow.errors import PublicationChanged, SnapshotLost
+from walflow.model import Column, TableName, TableSchema
 from walflow.source.cells import Cells
 from walflow.source.connection import Session, connect, lift_timeouts, source_error
 from walflow.source.copyout import Piece, copy_out
 from walflow.source.sparse import EXACT_TYPE, exact_map
 from walflow.source.values import from_binary
 
-__all__ = ["CopiedFile", "copy_queries", "copy_query", "filter_file", "snapshot_session"]
+__all__ = [
+    "CopiedFile",
+    "check_name",
+    "copy_queries",
+    "copy_query",
+    "filter_file",
+    "snapshot_session",
+]
 
 _PIECE_BYTES = 4 << 20
 """Decoded at once: more falls out of the processor's caches, less costs calls."""
@@ -47,11 +54,17 @@ class CopiedFile:
     """Whether the file has the column of exact texts."""
 
 
-def snapshot_session(uri: str, snapshot: str, *, application_name: str) -> Session:
-    """A session that sees the source as the exported snapshot does."""
+def snapshot_session(
+    uri: str, snapshot: str, *, application_name: str, lock_seconds: float
+) -> Session:
+    """A session that sees the source as the exported snapshot does.
+
+    It waits so long for a table that is locked: then reading it raises TableLocked.
+    """
     connection = connect(uri, application_name=application_name)
     try:
         lift_timeouts(connection)
+        connection.execute(f"SET lock_timeout = {round(lock_seconds * 1000)}")
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
     except psycopg.Error as error:
@@ -63,6 +76,17 @@ def snapshot_session(uri: str, snapshot: str, *, application_name: str) -> Sessi
             ) from error
         raise source_error(str(error), error.sqlstate, "take over the copy's snapshot") from error
     return connection
+
+
+def check_name(connection: Session, name: TableName, oid: int) -> None:
+    """Raise PublicationChanged unless what was just read by this name is the relation.
+
+    A name means what it means now, whatever the snapshot: tables may have exchanged theirs. To be
+    called after the reading, whose lock keeps the name as it was then, until the session ends.
+    """
+    row = connection.execute("SELECT to_regclass(%s)::oid::int8", [name.quoted]).fetchone()
+    if row != (oid,):
+        raise PublicationChanged(f"{name} is another table now, which took the name of the former")
 
 
 def copy_query(
