@@ -352,7 +352,9 @@ class Joiner:
         reason: str,
     ) -> None:
         if not state.membership.continues(table.membership):
+            # What was read of it may be of a time ahead of the log, which cannot tell.
             self._log.break_off(table.schema.oid)
+            self._reader.drop(table.schema.oid)
         self._start_over(table, tables, reason)
 
     def _start_over(
