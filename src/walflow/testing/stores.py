@@ -16,9 +16,6 @@
 ``open_store`` opens the store of the pipeline that it is given, on the same backing (file,
 database, server) each time it is called within a test. The backing may be used by other tests
 too: pipelines have names of their own in every test. What is opened is closed afterwards.
-
-For messages that show values, add this to your ``conftest.py``:
-``pytest.register_assert_rewrite("walflow.testing.stores", "walflow.testing.store_leases")``.
 """
 
 from __future__ import annotations

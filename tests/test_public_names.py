@@ -1,0 +1,69 @@
+"""What others build on: a name that comes or goes is a decision, not an accident."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import walflow
+
+NAMES = {
+    "walflow": "Pipeline Settings load_settings",
+    "walflow.config": (
+        "CopySettings DestinationSettings LogSettings MappingSettings Settings SourceSettings "
+        "SparkSettings StoreSettings TypeSettings host_and_port load_settings redacted"
+    ),
+    "walflow.destinations.base": (
+        "AdoptsFiles Destination DropsTables Events ListsTables Positioned Shutdown Startup "
+        "SwapsTables TableChanges TablesFailed"
+    ),
+    "walflow.errors": (
+        "AuthenticationFailed BadUri CannotConnect ConfigError ConnectionLost "
+        "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "
+        "JarsMissing JavaMissing LeaseLost LogDamaged LogError LogForeign LogInUse "
+        "MappingConflict NoFreeSender NoFreeSlot NoReplicaIdentity NoReplicationRight "
+        "NoSelectRight NotEqual NothingToRollBack PipelineInUse PostgresMissing ProtocolError "
+        "PublicationChanged PublicationMissing RequestRefused ReservedColumnName ServerTooOld "
+        "SlotForeign SlotInUse SlotLost SnapshotLost SourceError SparkError Stopped "
+        "StoreError StoreForeign TableLocked TableRewritten TablesSetAside UnknownTable "
+        "WalLevelNotLogical WalflowError"
+    ),
+    "walflow.model": (
+        "OLD_EXACT ChangeStats ChangeType Column Lsn PgType Phase ReplicaIdentity Span "
+        "TableName TableSchema quote_identifier"
+    ),
+    "walflow.pipeline.pipeline": "Pipeline PipelineStatus",
+    "walflow.states": "Membership RetryKind RetryPolicy TableError TableReplicationState",
+    "walflow.stores.base": (
+        "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "
+        "StateStore Store"
+    ),
+    "walflow.testing.postgres": "EmbeddedPostgres available_versions find_binaries",
+    "walflow.testing.redis": "EmbeddedRedis find_redis_server",
+    "walflow.testing.stores": "OpenStore StoreContract",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_are_these(module: str) -> None:
+    found = import_module(module)
+    assert sorted(found.__all__) == sorted(NAMES[module].split())
+    for name in found.__all__:
+        assert getattr(found, name) is not None
+
+
+def test_names_of_the_package_are_there_when_asked_for() -> None:
+    assert set(walflow.__all__) <= set(dir(walflow))
+    with pytest.raises(AttributeError, match="'walflow' has no attribute 'nonsense'"):
+        walflow.nonsense  # noqa: B018
+    program = (
+        "import sys, walflow; before = set(sys.modules); walflow.Pipeline;"
+        "print('pydantic' in before, 'pydantic' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.split() == ["False", "True"]
