@@ -13,21 +13,18 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
 
 from walflow.errors import PostgresMissing, SourceError
+from walflow.testing.owned import OwnedServer
 from walflow.testing.postgres_binaries import (
     available_versions,
     find_binaries,
@@ -37,28 +34,16 @@ from walflow.testing.postgres_binaries import (
 __all__ = ["EmbeddedPostgres", "available_versions", "find_binaries"]
 
 _START_SECONDS = 60.0
-_STOP_SECONDS = 30.0
-
-# Runs between fork and exec of the server, as a program of its own because Python code in a
-# forked child of a threaded process may deadlock. The order matters: a change of user clears the
-# parent-death signal.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-owner, uid, gid, program = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-if uid >= 0:
-    os.setgroups([]); os.setgid(gid); os.setuid(uid)
-if sys.platform == 'linux':
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGQUIT), 0, 0, 0)
-    if os.getppid() != owner:
-        sys.exit(1)
-os.chdir(sys.argv[5])
-os.execv(program, [program, *sys.argv[6:]])
-"""
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(OwnedServer):
     """One server. ``start()`` makes the cluster the first time; later starts find it again."""
+
+    _port_taken = "could not bind"
+    # Fast, then immediate.
+    _orderly = (signal.SIGINT, signal.SIGQUIT)
+    _at_once = signal.SIGQUIT
+    _stop_seconds = 30.0
 
     def __init__(
         self,
@@ -75,90 +60,16 @@ class EmbeddedPostgres:
         of the machine. ``tls`` makes a self-signed certificate; ``root_certificate`` is then what
         ``sslrootcert`` takes. Not every build can: see ``can_tls``.
         """
+        super().__init__()
         self._source_binaries = binaries or find_binaries(version)
         self.version = major_version(self._source_binaries)
         self.user = "postgres"
         self.password = secrets.token_urlsafe(12)
-        self.port = 0
-        self.folder: Path | None = None
         self._settings = dict(settings or {})
         self._fsync = fsync
         self._tls = tls
         self._binaries = self._source_binaries
         self._account = _server_account()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    # -- life ---------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
-
-    def start(self) -> None:
-        """Start the server and wait until it answers; nothing if it runs."""
-        if self.running:
-            return
-        try:
-            if self.folder is None:
-                self._make_cluster()
-            fresh = self.port == 0
-            for attempt in range(3):
-                if fresh:
-                    self.port = _free_port()
-                if self._launch():
-                    return
-                # Somebody took the port between our look and the server's.
-                if not fresh or "could not bind" not in self.log_tail() or attempt == 2:
-                    break
-        except BaseException:
-            self._kill()
-            raise
-        tail = self.log_tail()
-        self._kill()
-        raise SourceError(
-            f"The embedded Postgres {self.version} did not start. Its log ends with:\n{tail}"
-        )
-
-    def stop(self) -> None:
-        """Stop the server (fast, then immediate); its data stay for another ``start()``."""
-        self._signal_and_wait(signal.SIGINT)
-        self._kill()
-
-    def crash(self) -> None:
-        """End the server without a checkpoint, as a power cut would; ``start()`` recovers."""
-        self._signal_and_wait(signal.SIGQUIT)
-        self._kill()
-
-    def restart(self) -> None:
-        """Stop and start on the same port."""
-        self.stop()
-        self.start()
-
-    def remove(self) -> None:
-        """End the server, and delete the cluster."""
-        try:
-            # What is deleted next needs no checkpoint.
-            self.crash()
-        finally:
-            if self.folder is not None:
-                shutil.rmtree(self.folder)
-                self.folder = None
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self.running else None
 
     # -- use ----------------------------------------------------------------------------------
 
@@ -216,27 +127,18 @@ class EmbeddedPostgres:
     def root_certificate(self) -> Path:
         return self._folder / "server.crt"
 
-    def log_tail(self, lines: int = 20) -> str:
-        if self.folder is None or not self._log.exists():
-            return "(no log)"
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
-
     # -- how ----------------------------------------------------------------------------------
-
-    @property
-    def _folder(self) -> Path:
-        assert self.folder is not None, "the server has not been started"
-        return self.folder
 
     @property
     def _data(self) -> Path:
         return self._folder / "data"
 
-    @property
-    def _log(self) -> Path:
-        return self._folder / "server.log"
+    def _not_started(self, log_tail: str) -> SourceError:
+        return SourceError(
+            f"The embedded Postgres {self.version} did not start. Its log ends with:\n{log_tail}"
+        )
 
-    def _make_cluster(self) -> None:
+    def _make_folder(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="walflow-pg-"))
         try:
             self._give_away(self.folder)
@@ -315,72 +217,17 @@ class EmbeddedPostgres:
         self._give_away(certificate)
 
     def _launch(self) -> bool:
-        """Start the server process; whether it answered in time."""
-        uid, gid = (
-            (-1, -1) if self._account is None else (self._account.pw_uid, self._account.pw_gid)
+        account = self._account
+        self._run(
+            [self._binaries / "postgres", "-D", self._data, "-p", str(self.port)],
+            (-1, -1) if account is None else (account.pw_uid, account.pw_gid),
         )
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _LAUNCHER,
-            str(os.getpid()),
-            str(uid),
-            str(gid),
-        ]
-        command += [str(self._binaries / "postgres"), str(self._folder)]
-        command += ["-D", str(self._data), "-p", str(self.port)]
-        started = threading.Event()
-        failure: list[BaseException] = []
-
-        # The parent-death signal comes when the *thread* that started the process ends, so a
-        # thread of its own starts it, and lives as long as it.
-        def own() -> None:
-            try:
-                with self._log.open("ab") as log:
-                    process = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-            except BaseException as error:
-                failure.append(error)
-                started.set()
-                return
-            self._process = process
-            started.set()
-            process.wait()
-
-        threading.Thread(target=own, name="embedded-postgres", daemon=True).start()
-        started.wait()
-        if failure:
-            raise failure[0]
-        return self._answers()
-
-    def _answers(self) -> bool:
         deadline = time.monotonic() + _START_SECONDS
         while self.running and time.monotonic() < deadline:
             with contextlib.suppress(psycopg.OperationalError), self.connect(connect_timeout=5):
                 return True
             time.sleep(0.03)
         return False
-
-    def _signal_and_wait(self, number: signal.Signals) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-
-    def _kill(self) -> None:
-        """What is still there ends now: immediate shutdown, and at the very last SIGKILL."""
-        self._signal_and_wait(signal.SIGQUIT)
-        self._signal_and_wait(signal.SIGKILL)
-        self._process = None
 
     def _give_away(self, path: Path) -> None:
         if self._account is not None:
@@ -422,12 +269,6 @@ def _may_read(account: pwd.struct_passwd, program: Path) -> bool:
         ["/usr/bin/env", "test", "-x", program], check=False, cwd="/", **_as_account(account)
     )
     return tried.returncode == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _setting(value: str | int | bool) -> str:

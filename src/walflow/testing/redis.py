@@ -13,25 +13,20 @@ import os
 import secrets
 import shutil
 import signal
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 
 import redis
 
 from walflow.errors import StoreError
-from walflow.testing.owned import end_owned, start_owned
+from walflow.testing.owned import OwnedServer
 
 __all__ = ["EmbeddedRedis", "find_redis_server"]
 
 _START_SECONDS = 30.0
-_STOP_SECONDS = 15.0
 
 
 def find_redis_server() -> Path:
@@ -61,8 +56,13 @@ def find_redis_server() -> Path:
     )
 
 
-class EmbeddedRedis:
-    """One server. Later starts find its data and its port again."""
+class EmbeddedRedis(OwnedServer):
+    """One server. What it has answered for it finds again after a ``crash()``."""
+
+    _port_taken = "Address already in use"
+    _orderly = (signal.SIGTERM,)
+    _at_once = signal.SIGKILL
+    _stop_seconds = 15.0
 
     def __init__(
         self,
@@ -73,83 +73,10 @@ class EmbeddedRedis:
     ) -> None:
         """``settings`` go into the server's configuration, written as there, and win over ours.
         Without a password one is made up; an empty one means that the server asks for none."""
+        super().__init__()
         self._program = program or find_redis_server()
         self._settings = dict(settings or {})
         self.password = secrets.token_urlsafe(12) if password is None else password
-        self.port = 0
-        self.folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    # -- life ---------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.remove()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
-
-    def start(self) -> None:
-        """Start the server and wait until it answers; nothing if it runs."""
-        if self.running:
-            return
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="walflow-redis-"))
-        fresh = self.port == 0
-        try:
-            for attempt in range(3):
-                if fresh:
-                    self.port = _free_port()
-                if self._launch():
-                    return
-                # Somebody took the port between our look and the server's.
-                if not fresh or "Address already in use" not in self.log_tail() or attempt == 2:
-                    break
-        except BaseException:
-            self.crash()
-            raise
-        tail = self.log_tail()
-        self.crash()
-        raise StoreError(f"The embedded Redis did not start. Its log ends with:\n{tail}")
-
-    def stop(self) -> None:
-        """Stop the server in order; its data stay for another ``start()``."""
-        self._end(signal.SIGTERM)
-
-    def crash(self) -> None:
-        """End the server as ``kill -9`` does; ``start()`` recovers what it had answered for."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop and start on the same port."""
-        self.stop()
-        self.start()
-
-    def remove(self) -> None:
-        """End the server, and delete its data."""
-        try:
-            self.crash()
-        finally:
-            if self.folder is not None:
-                shutil.rmtree(self.folder)
-                self.folder = None
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self.running else None
 
     # -- use ----------------------------------------------------------------------------------
 
@@ -173,31 +100,20 @@ class EmbeddedRedis:
         """A client; what it gives is text."""
         return redis.Redis.from_url(self.uri_for(database), decode_responses=True)
 
-    def log_tail(self, lines: int = 20) -> str:
-        if self.folder is None or not self._log.exists():
-            return "(no log)"
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
-
     # -- how ----------------------------------------------------------------------------------
 
-    @property
-    def _folder(self) -> Path:
-        assert self.folder is not None, "the server has not been started"
-        return self.folder
+    def _make_folder(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="walflow-redis-"))
 
-    @property
-    def _log(self) -> Path:
-        return self._folder / "server.log"
+    def _not_started(self, log_tail: str) -> StoreError:
+        return StoreError(f"The embedded Redis did not start. Its log ends with:\n{log_tail}")
 
     def _launch(self) -> bool:
-        """Start the server process; whether it answered in time."""
         configuration = self._folder / "redis.conf"
         # It has the password in it.
         configuration.touch(mode=0o600)
         configuration.write_text(self._configuration())
-        self._process = start_owned(
-            [self._program, configuration], folder=self._folder, log=self._log
-        )
+        self._run([self._program, configuration])
         deadline = time.monotonic() + _START_SECONDS
         while self.running and time.monotonic() < deadline:
             with contextlib.suppress(redis.ConnectionError), self.connect() as client:
@@ -226,17 +142,6 @@ class EmbeddedRedis:
         return "".join(
             f"{name} {_setting(value)}\n" for name, value in (settings | self._settings).items()
         )
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            end_owned(self._process, number, _STOP_SECONDS)
-        self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _quoted(text: str) -> str:
