@@ -28,7 +28,9 @@ def main(uri: str, folder: str, publication: str, range_bytes: str) -> None:
     with keeper, connect(uri, application_name="test") as connection:
         (table,) = published_tables(connection, publication, TypeSettings())
         ranges = copy_ranges([table], int(range_bytes))
-        source = CopySource(uri, keeper.name, "test", table, folder, "plan", Lsn(1))
+        source = CopySource(
+            uri, keeper.name, "test", table, folder, "plan", Lsn(1), lock_seconds=60
+        )
         reader = RangeReader(source, (tuple(enumerate(piece.query for piece in ranges)),))
         before = peak_memory()
         rows = 0
