@@ -31,7 +31,7 @@ def main(uri: str, folder: str, publication: str, range_bytes: str) -> None:
         source = CopySource(
             uri, keeper.name, "test", table, folder, "plan", Lsn(1), lock_seconds=60
         )
-        reader = RangeReader(source, (tuple(enumerate(piece.query for piece in ranges)),))
+        reader = RangeReader(source, (tuple(enumerate(ranges)),))
         before = peak_memory()
         rows = 0
         for results in reader([pa.RecordBatch.from_pydict({"id": [0]})]):
