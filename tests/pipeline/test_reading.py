@@ -183,6 +183,8 @@ def test_a_table_that_is_locked_for_long_gives_its_connections_back(
         table = reading.table("wide")
         with psycopg.connect(reading.uri) as blocking:
             blocking.execute("LOCK TABLE wide IN ACCESS EXCLUSIVE MODE")
+            # Not for ever, so that a reading that waits for it ends.
+            blocking.execute("SET idle_in_transaction_session_timeout = '30s'")
             with pytest.raises(TableLocked) as raised:
                 reading.reader.read(table, snapshot, progress=lambda _: None, stop=reading.stop)
             assert is_of_the_source(raised.value)
