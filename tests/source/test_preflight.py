@@ -61,7 +61,6 @@ def test_a_role_with_replication_and_select_alone_is_enough(any_database: Databa
     assert server.major == any_database.server.version
     assert server.may_replicate
     assert not server.superuser
-    assert server.timeline == 1
     with connect(uri, application_name="t", replication="database") as replication:
         identity = replication.pgconn.exec_(b"IDENTIFY_SYSTEM")
         assert identity.get_value(0, 0) == str(server.system_identifier).encode()

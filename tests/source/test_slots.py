@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg.pq import ExecStatus
 
 from tests.conftest import Database
-from walflow.errors import SlotForeign, SlotInUse, SlotLost, SourceError
+from tests.pipeline.capturing import wait_for
+from walflow.errors import ConnectionLost, SlotForeign, SlotInUse, SlotLost, SourceError
 from walflow.model import Lsn
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
@@ -61,6 +65,25 @@ def test_a_slot_of_another_plugin(any_database: Database) -> None:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
         with pytest.raises(SlotForeign, match="test_decoding"):
             check_slot(read_slot(connection, name), any_database.name)
+
+
+def test_a_connection_that_is_lost_while_a_slot_is_made(database: Database) -> None:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^CREATE_REPLICATION_SLOT'"
+    with (
+        database.connect(autocommit=False) as other,
+        Replication(database.uri, application_name="t") as replication,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        # Postgres waits for this transaction, and so do we.
+        other.execute("CREATE TABLE t (id int)")
+        name = f"{database.name}_lost"
+        made = pool.submit(replication.create_slot, name, temporary=True)
+        wait_for(lambda: database.execute(waiting) == [(1,)], 30)
+        with socket.socket(fileno=os.dup(replication._pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionLost, match="create the slot") as lost:
+            made.result(30)
+        assert lost.value.retry
 
 
 def test_a_slot_that_is_being_read_is_not_dropped(any_database: Database) -> None:

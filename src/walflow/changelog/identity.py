@@ -42,6 +42,8 @@ class Head:
     """Segments with a smaller sequence number are retired."""
     retired: dict[int, Lsn] = field(default_factory=dict)
     """The end of the last retired segment that had changes of the table (by oid)."""
+    timeline: int | None = None
+    """The source's timeline that the end of the log is on; None if it is not known yet."""
 
     def store(self, folder: Path) -> None:
         content = {
@@ -51,6 +53,7 @@ class Head:
             "epoch": self.epoch,
             "first": self.first,
             "retired": {str(oid): int(upto) for oid, upto in self.retired.items()},
+            "timeline": self.timeline,
         }
         write_atomically(folder / HEAD, json.dumps(content, indent=2).encode() + b"\n")
 
@@ -72,6 +75,7 @@ class Head:
                 epoch=raw["epoch"],
                 first=raw["first"],
                 retired={int(oid): Lsn(upto) for oid, upto in raw["retired"].items()},
+                timeline=raw.get("timeline"),
             )
         except FileNotFoundError:
             return None

@@ -127,6 +127,18 @@ class ChangeLog:
         return self._end
 
     @property
+    def timeline(self) -> int | None:
+        """The source's timeline that ``end`` is on; None: nobody has said so since the start."""
+        return self._head.timeline
+
+    def go_on_with(self, timeline: int) -> None:
+        """From ``end`` on, the log is of this timeline of the source."""
+        with self._retiring, disk_errors(self.folder):
+            head = replace(self._head, timeline=timeline)
+            head.store(self.folder)
+            self._head = head
+
+    @property
     def size_bytes(self) -> int:
         """The files of all segments, the open one included; copies are not counted."""
         return self._sealed_bytes + (0 if self._writer is None else self._writer.open_bytes)

@@ -20,6 +20,7 @@ from walflow.source.backlog import Backlog, advance_slot, backlog_bytes
 from walflow.source.connection import Session, connect
 from walflow.source.publication import read_publication
 from walflow.source.slots import read_slot, slot_loss
+from walflow.source.timelines import read_timeline, switch_points, timeline_loss
 from walflow.source.wire import Replication
 
 __all__ = ["Receiver", "Source"]
@@ -131,6 +132,7 @@ class Receiver:
             with connect(source.uri, application_name=source.application_name) as connection:
                 # Again, now that nobody else can read it: if someone just has, Postgres begins
                 # later than it was asked to, and does not say so.
+                self._check_timeline(connection)
                 self._check_slot(connection)
             self.streaming.set()
             began = time.monotonic()
@@ -194,9 +196,29 @@ class Receiver:
         if lost is not None:
             raise lost
 
+    def _check_timeline(self, connection: Session) -> None:
+        """Positions mean nothing on a server that took over without all of the log before them."""
+        known, now = self._log.timeline, read_timeline(connection)
+        if known == now:
+            return
+        if known is not None:
+            lost = timeline_loss(known, now, self._switch_points(now), self._log.end)
+            if lost is not None:
+                raise lost
+            _logger.info("another server has taken over", timeline=now)
+        self._log.go_on_with(now)
+
+    def _switch_points(self, timeline: int) -> dict[int, Lsn]:
+        if timeline == 1:
+            return {}  # the first has no history
+        source = self._source
+        with Replication(source.uri, application_name=source.application_name) as replication:
+            return switch_points(replication.timeline_history(timeline))
+
     def _check_source(self, connection: Session, backlog_size: int) -> None:
         """Between two connections the source may have become another one."""
         read_publication(connection, self._source.publication)
+        self._check_timeline(connection)
         self._check_slot(connection)
         if backlog_size < 0:
             raise SlotLost(

@@ -13,9 +13,6 @@ __all__ = ["Server", "read_server"]
 _FACTS = """
 SELECT current_setting('server_version_num')::int,
        (SELECT system_identifier FROM pg_control_system()),
-       CASE WHEN pg_is_in_recovery()
-            THEN (SELECT timeline_id FROM pg_control_checkpoint())
-            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        pg_is_in_recovery(),
        current_database(),
        current_setting('wal_level'),
@@ -37,7 +34,6 @@ class Server:
     """As Postgres numbers them: 160004."""
     system_identifier: int
     """Tells clusters apart: a restored backup has it too, a new cluster never."""
-    timeline: int
     in_recovery: bool
     database: str
     wal_level: str

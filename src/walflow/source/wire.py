@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 from psycopg import pq
+from psycopg.pq.abc import PGresult
 
 from walflow.errors import ConnectionLost
 from walflow.model import Lsn, quote_identifier
 from walflow.source.closing import Closing
-from walflow.source.connection import connect
+from walflow.source.connection import connect, source_errors
 from walflow.source.frames import Frames
 from walflow.source.protocol import POSTGRES_EPOCH
 from walflow.source.refusals import refusal
@@ -105,7 +106,31 @@ class Replication(Closing):
         )
         return CreatedSlot(Lsn.parse(row["consistent_point"]), row["snapshot_name"])
 
-    def _command(self, sql: str, doing: str, cancelled: Callable[[], bool]) -> dict[str, str]:
+    def timeline_history(self, timeline: int) -> str:
+        """The server's file that says which timelines this one came out of, and where."""
+        row = self._command(
+            f"TIMELINE_HISTORY {timeline}", f"read the history of timeline {timeline}"
+        )
+        return row["content"]
+
+    def _command(
+        self, sql: str, doing: str, cancelled: Callable[[], bool] = lambda: False
+    ) -> dict[str, str]:
+        """Carry it out, and give the first row of the answer."""
+        with source_errors(doing):
+            result = self._answer(sql, doing, cancelled)
+        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
+            raise refusal(result, doing)
+        if not result.ntuples:
+            return {}
+        return {
+            (result.fname(field) or b"").decode(): (result.get_value(0, field) or b"").decode(
+                errors="replace"
+            )
+            for field in range(result.nfields)
+        }
+
+    def _answer(self, sql: str, doing: str, cancelled: Callable[[], bool]) -> PGresult | None:
         self._pgconn.send_query(sql.encode())
         began, told = time.monotonic(), False
         while self._pgconn.is_busy():
@@ -122,14 +147,7 @@ class Replication(Closing):
         result = self._pgconn.get_result()
         while self._pgconn.get_result() is not None:
             pass
-        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
-            raise refusal(result, doing)
-        if not result.ntuples:
-            return {}
-        return {
-            (result.fname(field) or b"").decode(): (result.get_value(0, field) or b"").decode()
-            for field in range(result.nfields)
-        }
+        return result
 
     def start(self, slot: str, position: Lsn, publication: str) -> None:
         """Begin to stream transactions that end after the position."""

@@ -1,0 +1,52 @@
+"""Timelines of the source's log: each time that a server takes over, another one begins."""
+
+from __future__ import annotations
+
+from walflow.errors import SlotLost
+from walflow.model import Lsn
+from walflow.source.connection import Session, source_errors
+
+__all__ = ["read_timeline", "switch_points", "timeline_loss"]
+
+_HINT = (
+    "Let the pipeline make a new slot and copy the tables again (source.on_slot_lost: resync). "
+    "On Postgres 17 and newer, name the standbys in synchronized_standby_slots: no slot then gets "
+    "ahead of them."
+)
+
+
+@source_errors("read the server's timeline")
+def read_timeline(connection: Session) -> int:
+    """The timeline that the server writes. Raises ``CannotConnect`` if it is a standby."""
+    row = connection.execute(
+        "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def switch_points(history: str) -> dict[int, Lsn]:
+    """Where each earlier timeline ended, by a timeline's history file."""
+    lines = (line.partition("#")[0].split() for line in history.splitlines())
+    return {int(words[0]): Lsn.parse(words[1]) for words in lines if words}
+
+
+def timeline_loss(known: int, now: int, switched: dict[int, Lsn], log_end: Lsn) -> SlotLost | None:
+    """How it came that the server does not go on from what the pipeline has read up to
+    ``log_end``, on timeline ``known``; None if it does. ``switched``: see ``switch_points``, of
+    the server's timeline ``now``."""
+    at = switched.get(known)
+    if at is None:
+        return SlotLost(
+            f"The server is on timeline {now}, which did not come out of timeline {known}, which "
+            "was read before: it was restored, or is not a standby of its predecessor.",
+            hint=_HINT,
+        )
+    if at < log_end:
+        return SlotLost(
+            f"Another server took over at {at} (timeline {now}) without all that its predecessor "
+            f"had: changes up to {log_end} were read that it does not know of, and its own since "
+            "then cannot be told from them.",
+            hint=_HINT,
+        )
+    return None
