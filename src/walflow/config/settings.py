@@ -222,7 +222,9 @@ class Settings(_Section):
         "fails too (with 5: at the sixth failure), it waits for `walflow retry`.",
     )
     on_table_removed: Literal["keep", "drop"] = Field(
-        "keep", description="What becomes of the destination's table when one is unpublished."
+        "keep",
+        description="What becomes of the destination's table when one is unpublished, or gets "
+        "another name.",
     )
     spark: SparkSettings = SparkSettings()
     metrics_address: Address | None = Field(

@@ -123,16 +123,15 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
     if not state.exists or state.confirmed_flush is None:
         return SlotLost(
             f'The replication slot "{state.name}" is gone: what changed since is not known.',
-            hint="Let the pipeline make a new slot and copy again what may have missed changes "
+            hint="Let the pipeline make a new slot and copy all tables again "
             "(source.on_slot_lost: resync).",
         )
     if state.invalidation is not None:
-        drop = f"SELECT pg_drop_replication_slot('{state.name.replace(chr(39), chr(39) * 2)}');"
         return SlotLost(
             f'Postgres has invalidated the replication slot "{state.name}" '
             f"({state.invalidation}): changes that walflow has not read are gone.",
-            hint="Let the pipeline make a new slot and copy again what may have missed changes "
-            f"(source.on_slot_lost: resync), or drop the slot yourself ({drop}) and start again. "
+            hint="Let the pipeline make a new slot and copy all tables again "
+            "(source.on_slot_lost: resync). "
             "Raise max_slot_wal_keep_size so that it does not happen again.",
         )
     if log_end is not None and state.confirmed_flush > log_end:
@@ -140,8 +139,7 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
             f'Someone else has read the replication slot "{state.name}" up to '
             f"{state.confirmed_flush}, or the change log is an old one: changes since {log_end} "
             "are missing.",
-            hint="Let the pipeline copy again what may have missed changes "
-            "(source.on_slot_lost: resync).",
+            hint="Let the pipeline copy all tables again (source.on_slot_lost: resync).",
         )
     return None
 
