@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import psycopg
+import structlog
 
 from walflow.config import TypeSettings
-from walflow.errors import SourceError
+from walflow.errors import ConnectionLost, SourceError, Stopped, TableLocked
 from walflow.source.catalog import PublishedTable, published_tables
 from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect
@@ -18,7 +21,12 @@ from walflow.source.watch import publication_fingerprint
 
 __all__ = ["News", "Published"]
 
+_CANCEL_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+
 _Answer = TypeVar("_Answer")
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,8 @@ class News:
 
 
 class Published(Closing):
-    """All calls may come from several threads; each may find the source away."""
+    """All calls may come from several threads; each may find the source away, a table locked
+    (``TableLocked``), or changing just then (``PublicationChanged``): all worth asking again."""
 
     def __init__(self, uri: str, application: str, publication: str, types: TypeSettings) -> None:
         self._uri = uri
@@ -37,7 +46,10 @@ class Published(Closing):
         self._publication = publication
         self._types = types
         self._lock = threading.Lock()
+        """Held while the source is asked."""
         self._session: Session | None = None
+        self._closed = False
+        self._told_locked = False
 
     def read(self) -> list[PublishedTable]:
         return self._ask(lambda session: published_tables(session, self._publication, self._types))
@@ -53,20 +65,41 @@ class Published(Closing):
 
     def _ask(self, question: Callable[[Session], _Answer]) -> _Answer:
         with self._lock:
-            if self._session is not None:
-                try:
-                    return question(self._session)
-                except (SourceError, psycopg.Error) as error:
-                    self._hang_up()
-                    if isinstance(error, SourceError) and not error.retry:
-                        raise
-            # The session may have been dead for long: only a fresh one knows.
-            self._session = connect(self._uri, application_name=self._application)
+            try:
+                answer = self._answer(question)
+            except BaseException as error:
+                self._hang_up()
+                if self._closed and isinstance(error, SourceError):
+                    raise Stopped("told to stop while asking what is published") from error
+                if isinstance(error, TableLocked):
+                    self._tell_locked(error)
+                raise
+            self._told_locked = False
+            if self._closed:
+                self._hang_up()
+            return answer
+
+    def _answer(self, question: Callable[[Session], _Answer]) -> _Answer:
+        if self._session is not None:
             try:
                 return question(self._session)
-            except BaseException:
+            except ConnectionLost:
+                # It may have been dead for long: only a fresh one knows.
                 self._hang_up()
-                raise
+        if self._closed:
+            raise ConnectionLost("the session was closed")
+        self._session = connect(self._uri, application_name=self._application)
+        return question(self._session)
+
+    def _tell_locked(self, error: TableLocked) -> None:
+        """Once a lock: it is asked for every few seconds."""
+        if not self._told_locked:
+            self._told_locked = True
+            _logger.warning(
+                "a lock keeps from seeing what is published; trying again",
+                error=error.message,
+                hint=error.hint,
+            )
 
     def _hang_up(self) -> None:
         if self._session is not None:
@@ -74,6 +107,18 @@ class Published(Closing):
             self._session = None
 
     def close(self) -> None:
-        """Repeats safely."""
-        with self._lock:
+        """Who is asking just now gets ``Stopped``, as does who asks later. Repeats safely."""
+        self._closed = True
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while not self._lock.acquire(timeout=_PAUSE_SECONDS):
+            session = self._session
+            if session is not None:
+                # Again, until one meets a query: an answer takes several.
+                with suppress(psycopg.Error):
+                    session.cancel_safe(timeout=_CANCEL_SECONDS)
+            if time.monotonic() > deadline:
+                return  # the source is out of reach; who is asking hangs up
+        try:
             self._hang_up()
+        finally:
+            self._lock.release()

@@ -21,7 +21,7 @@ from walflow.model import (
 )
 from walflow.source.connection import Session, source_errors
 from walflow.source.membership import read_memberships
-from walflow.source.publication import Publication, read_publication
+from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation
 from walflow.source.rights import select_refusal
 from walflow.source.types import TypeCatalog
@@ -198,7 +198,6 @@ class _Identities:
         return identity is ReplicaIdentity.FULL or bool(self.key(oid, identity))
 
 
-@source_errors("read what is published")
 def published_tables(
     connection: Session,
     publication: str,
@@ -208,8 +207,16 @@ def published_tables(
 ) -> list[PublishedTable]:
     """Every table of the publication, sorted by name; its sizes are those of this moment.
 
-    A table that cannot be followed says so in ``problem``. Raises ``PublicationMissing``.
+    A table that cannot be followed says so in ``problem``. Raises ``PublicationMissing``, and
+    what ``brief_look`` raises.
     """
+    with brief_look(connection, "read what is published"):
+        return _published_tables(connection, publication, settings, types)
+
+
+def _published_tables(
+    connection: Session, publication: str, settings: TypeSettings, types: TypeCatalog | None
+) -> list[PublishedTable]:
     published = read_publication(connection, publication)
     major = connection.info.server_version // 10000
     columns = "p.attnames::text[], p.rowfilter" if major >= 15 else "NULL, NULL"

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from walflow.source.connection import Session, source_errors
+from walflow.source.connection import Session
 from walflow.source.publication import Publication
 from walflow.states import Membership
 
@@ -87,14 +87,13 @@ class _Link:
     """Made as a partition, not attached later."""
 
 
-@source_errors("read how the tables are published")
 def read_memberships(
     connection: Session,
     publication: Publication,
     tables: Mapping[int, str | None],
     rowless: frozenset[int],
 ) -> dict[int, Membership]:
-    """Of these tables (oids, with their row filters).
+    """Of these tables (oids, with their row filters); for use inside a ``brief_look``.
 
     ``rowless``: relations that were seen to have no pages before this was called.
     """

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
-from walflow.errors import ConfigError, NoReplicaIdentity, PublicationMissing
+from walflow.errors import ConfigError, NoReplicaIdentity, PublicationChanged, PublicationMissing
 from walflow.model import TableName, quote_identifier
 from walflow.source.connection import Session, source_errors
 
 __all__ = [
     "Publication",
+    "brief_look",
     "create_publication",
     "drop_publication",
     "find_publication",
@@ -65,6 +69,43 @@ class Publication:
             "delete": self.delete,
             "truncate": self.truncate,
         }
+
+
+# Less than twice the server's deadlock_timeout (1 s): in a deadlock with an application that alters
+# several tables, it is then we who give up.
+_LOCK_TIMEOUT = "1500ms"
+_GONE = re.compile(r"could not open relation|cache lookup failed", re.IGNORECASE)
+_USABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
+
+
+@contextmanager
+def brief_look(connection: Session, doing: str) -> Iterator[None]:
+    """For looking at tables that others alter meanwhile; ``doing`` completes "Could not …".
+
+    Waits for no lock long, but raises ``TableLocked``; raises ``PublicationChanged`` for a table
+    that was dropped just then. Both are worth another look.
+    """
+    with source_errors(doing):
+        try:
+            connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            yield
+        except (psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected) as error:
+            raise _changed(doing, error) from error
+        except psycopg.errors.InternalError_ as error:
+            if _GONE.search(str(error)):
+                raise _changed(doing, error) from error
+            raise
+        finally:
+            # A session that is lost, or in a transaction that failed, has no need of it.
+            if connection.info.transaction_status in _USABLE:
+                connection.execute("RESET lock_timeout")
+
+
+def _changed(doing: str, error: psycopg.Error) -> PublicationChanged:
+    return PublicationChanged(
+        f"Could not {doing}, because a table was altered meanwhile: {' '.join(str(error).split())}",
+        hint="It is read again.",
+    )
 
 
 @source_errors("read the publication")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from walflow.source.connection import Session, source_errors
-from walflow.source.publication import read_publication
+from walflow.source.connection import Session
+from walflow.source.publication import brief_look, read_publication
 
 __all__ = ["publication_fingerprint"]
 
@@ -81,10 +81,10 @@ def publication_fingerprint(connection: Session, publication: str) -> str:
     """A text that is another one as soon as ``published_tables`` has something new to say of
     names, columns, keys, filters, partitions or membership; rows and sizes do not count.
 
-    Raises ``PublicationMissing``.
+    Raises ``PublicationMissing``, and what ``brief_look`` raises.
     """
     schema_entries = _SCHEMA_ENTRIES if connection.info.server_version >= 150000 else ""
-    with source_errors("see whether the publication has changed"):
+    with brief_look(connection, "see whether the publication has changed"):
         row = connection.execute(
             _FINGERPRINT.format(schema_entries=schema_entries), {"name": publication}
         ).fetchone()
