@@ -95,15 +95,15 @@ class Membership:
     row_filter: str | None = None
     kinds: frozenset[str] = frozenset()
     """The kinds of change that are published: insert, update, delete, truncate."""
-    publication: str = ""
-    """The version of the publication's settings: kinds that were switched off and on again are
-    the same, but this is not. Empty if it was not looked at, as by walflow before it was kept."""
     relations: frozenset[tuple[int, int]] = frozenset()
     """The table itself as (oid, 0), and its partitions on all levels as (oid, transaction that
     attached it)."""
     came_empty: frozenset[int] = field(default=frozenset(), compare=False)
     """Oids of those partitions that cannot have brought rows with them: they were made as
     partitions, or have no rows yet."""
+    publication: str = ""
+    """The version of the publication's settings: kinds that were switched off and on again are
+    the same, but this is not. Empty if it was not looked at, as by walflow before it was kept."""
 
     def continues(self, now: Membership) -> bool:
         """Whether the log tells all that happened to the table's rows between this and ``now``.
