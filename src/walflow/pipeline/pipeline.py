@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import structlog
 
@@ -15,29 +16,20 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
 from walflow.destinations.base import Destination
-from walflow.errors import SourceError, Stopped, StoreError, WalflowError
+from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.apart import check_store_apart
-from walflow.pipeline.connections import Connections
+from walflow.pipeline.assembling import Ground, assemble
 from walflow.pipeline.coordinating import Coordinator, Parts
-from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.held_store import held_store
-from walflow.pipeline.intake import Intake
-from walflow.pipeline.joining import Joiner
-from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.mapping import TableMapping
 from walflow.pipeline.phases import FOLLOWED
-from walflow.pipeline.published import Published
-from walflow.pipeline.reading import CopyReader
-from walflow.pipeline.requests import Requests
 from walflow.pipeline.retrying import Retries
-from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
@@ -54,6 +46,9 @@ __all__ = ["Pipeline", "PipelineStatus"]
 
 _CHECK_SECONDS = 0.1
 _JVM_SECONDS = 2.0
+_LOCKED_SECONDS = 5.0
+
+_Answer = TypeVar("_Answer")
 
 _logger = structlog.get_logger(__name__)
 
@@ -138,7 +133,7 @@ class Pipeline:
         self._open_store()
         self._made.log = new_folder
         self.stage = "checking the source"
-        found = self._preflight()
+        found = self._when_unlocked(self._preflight)
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
         self.stage = "opening the change log"
         confirmed = found.slot.confirmed_flush if found.lost is None else None
@@ -211,6 +206,16 @@ class Pipeline:
         spark = spark or make_session(settings.spark, [], {}, debug=self._debug)
         return OpenDestination(self._given_destination, spark, owns_spark)
 
+    def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
+        """Somebody may rewrite a large table just now: that is to be waited for."""
+        while True:
+            try:
+                return look()
+            except TableLocked as error:
+                _logger.warning("waiting for a lock to go", error=str(error), hint=error.hint)
+                if self._stop.wait(_LOCKED_SECONDS):
+                    raise Stopped("told to stop while waiting for a lock") from error
+
     def _preflight(self) -> Preflight:
         source = self.settings.source
         with connect(self._uri, application_name=self._application) as connection:
@@ -275,81 +280,32 @@ class Pipeline:
         )
 
     def _make_parts(self) -> None:
-        settings, log, metrics = self.settings, self._log, self._metrics
-        spark, destination = self._destination.spark, self._destination.destination
-        tables = self._tables
-        assert tables is not None
-        published = Published(
-            self._uri, self._application, settings.source.publication, settings.types
-        )
-        self._cleanup.callback(published.close)
-        snapshots = Snapshots(self._uri, self._application, settings.slot, published, self._stop)
-        self._cleanup.callback(snapshots.close)
-        connections = Connections(min(settings.max_copy_connections, cores(spark)))
-        range_bytes = settings.copying.range_bytes
-        reader = CopyReader(
-            self._uri, self._application, spark, log, connections, metrics, range_bytes
-        )
-        syncer = Syncer(
-            spark,
-            log,
+        assert self._tables is not None
+        ground = Ground(
+            self.settings,
+            self._application,
             self._store,
-            destination,
-            tables,
-            snapshots,
-            reader,
-            metrics,
-            workers=settings.max_table_sync_workers,
-            failed=self._table_failed,
-            fatal=self._fail,
-        )
-        lanes = Lanes(
-            spark,
-            log,
-            destination,
-            tables,
-            metrics,
-            catching_up_at_once=settings.max_table_sync_workers,
-            outgrown=lambda oid, reason: joiner.outgrown(oid, reason),
-            failed=self._table_failed,
-            fatal=self._fail,
-        )
-        dispatcher = Dispatcher(log, destination, tables, syncer, lanes)
-        joiner = Joiner(
-            published,
+            self._lease,
+            self._tables,
+            self._log,
+            self._destination,
             self._mapping,
-            self._store,
-            log,
-            destination,
-            tables,
-            reader,
-            dispatcher,
-            drop_removed=settings.on_table_removed == "drop",
+            self._metrics,
+            self._stop,
         )
-        self._parts = Parts(
-            lease=self._lease,
-            log=log,
-            tables=tables,
-            intake=Intake(
-                settings,
-                self._application,
-                log,
-                published,
-                snapshots,
-                metrics,
-                waiting=self._waiting_segments,
-                cancelled=self._stop,
-            ),
-            snapshots=snapshots,
-            connections=connections,
-            syncer=syncer,
-            lanes=lanes,
-            dispatcher=dispatcher,
-            joiner=joiner,
-            requests=Requests(self._store, tables, dispatcher, joiner),
+        self._parts = assemble(
+            ground,
+            self._cleanup,
+            failed=self._table_failed,
+            fatal=self._fail,
+            waiting=self._waiting_segments,
         )
         self._coordinator = Coordinator(
-            settings, self._parts, metrics, cores=cores(spark), stop=self._stop
+            self.settings,
+            self._parts,
+            self._metrics,
+            cores=cores(self._destination.spark),
+            stop=self._stop,
         )
         self._cleanup.callback(self._end_work)
 

@@ -1,0 +1,132 @@
+"""Putting the parts of a pipeline together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from walflow.changelog import ChangeLog
+from walflow.config import Settings
+from walflow.destinations import OpenDestination
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.connections import Connections
+from walflow.pipeline.coordinating import Parts
+from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.intake import Intake
+from walflow.pipeline.joining import Joiner
+from walflow.pipeline.lanes import Lanes
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.mapping import TableMapping
+from walflow.pipeline.published import Published
+from walflow.pipeline.reading import CopyReader
+from walflow.pipeline.requests import Requests
+from walflow.pipeline.snapshots import Snapshots
+from walflow.pipeline.syncing import Syncer
+from walflow.pipeline.tables import Tables
+from walflow.spark.session import cores
+from walflow.stores.base import Store
+
+__all__ = ["Ground", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all parts stand on."""
+
+    settings: Settings
+    application: str
+    """What the source calls our sessions."""
+    store: Store
+    lease: LeaseKeeper
+    tables: Tables
+    log: ChangeLog
+    destination: OpenDestination
+    mapping: TableMapping
+    metrics: PipelineMetrics
+    stop: threading.Event
+
+
+def assemble(
+    ground: Ground,
+    cleanup: ExitStack,
+    *,
+    failed: Callable[[int, Exception], None],
+    fatal: Callable[[BaseException], None],
+    waiting: Callable[[], int],
+) -> Parts:
+    """The parts, none of them at work yet; what they hold is let go of by ``cleanup``.
+
+    ``failed`` is told of tables, ``fatal`` of what ends the pipeline, both from the threads that
+    work; ``waiting`` says how many sealed segments have not been applied.
+    """
+    settings, log, tables = ground.settings, ground.log, ground.tables
+    spark, destination = ground.destination.spark, ground.destination.destination
+    uri, application = settings.source.uri.get_secret_value(), ground.application
+    published = Published(uri, application, settings.source.publication, settings.types)
+    cleanup.callback(published.close)
+    snapshots = Snapshots(uri, application, settings.slot, published, ground.stop)
+    cleanup.callback(snapshots.close)
+    connections = Connections(min(settings.max_copy_connections, cores(spark)))
+    range_bytes = settings.copying.range_bytes
+    reader = CopyReader(uri, application, spark, log, connections, ground.metrics, range_bytes)
+    syncer = Syncer(
+        spark,
+        log,
+        ground.store,
+        destination,
+        tables,
+        snapshots,
+        reader,
+        ground.metrics,
+        workers=settings.max_table_sync_workers,
+        failed=failed,
+        fatal=fatal,
+    )
+    lanes = Lanes(
+        spark,
+        log,
+        destination,
+        tables,
+        ground.metrics,
+        catching_up_at_once=settings.max_table_sync_workers,
+        outgrown=lambda oid, reason: joiner.outgrown(oid, reason),
+        failed=failed,
+        fatal=fatal,
+    )
+    dispatcher = Dispatcher(log, destination, tables, syncer, lanes)
+    joiner = Joiner(
+        published,
+        ground.mapping,
+        ground.store,
+        log,
+        destination,
+        tables,
+        reader,
+        dispatcher,
+        drop_removed=settings.on_table_removed == "drop",
+    )
+    intake = Intake(
+        settings,
+        application,
+        log,
+        published,
+        snapshots,
+        ground.metrics,
+        waiting=waiting,
+        cancelled=ground.stop,
+    )
+    return Parts(
+        lease=ground.lease,
+        log=log,
+        tables=tables,
+        intake=intake,
+        snapshots=snapshots,
+        connections=connections,
+        syncer=syncer,
+        lanes=lanes,
+        dispatcher=dispatcher,
+        joiner=joiner,
+        requests=Requests(ground.store, tables, dispatcher, joiner),
+    )
