@@ -444,6 +444,7 @@ class Joiner:
         if (error := drop.exception()) is not None:
             _logger.warning(
                 "the destination's table was not dropped, and stays",
+                table=oid,
                 error=str(error),
                 hint=getattr(error, "hint", ""),
             )
