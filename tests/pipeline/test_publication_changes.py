@@ -12,13 +12,14 @@ import pytest
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import Writer, assert_follows, find, named, on_shelf, wait_phase
-from tests.pipeline.running import WAIT, running, settings_for
+from tests.pipeline.running import WAIT, running, settings_for, state_of
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationForeign
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName, TableSchema
 from walflow.pipeline import joining
+from walflow.pipeline.pipeline import Pipeline
 from walflow.pipeline.tables import TableState
 from walflow.stores import open_store
 
@@ -246,7 +247,12 @@ def test_partitions_come_and_go(
             )
             wait_for(lambda: holds(shelf, via_root, "part3", 201), WAIT, "part3's rows are there")
             database.execute(
-                "ALTER TABLE parts ATTACH PARTITION part4 FOR VALUES FROM (300) TO (400)",
+                "ALTER TABLE parts ATTACH PARTITION part4 FOR VALUES FROM (300) TO (400)"
+            )
+            if via_root:
+                # Had it rows when it is first seen, it might have brought them.
+                wait_for(lambda: knows_partition(pipeline, database, "part4"), WAIT)
+            database.execute(
                 "INSERT INTO parts VALUES (301, 'in what was attached empty')",
                 "CREATE TABLE part5 PARTITION OF parts FOR VALUES FROM (400) TO (500)",
                 "INSERT INTO parts VALUES (401, 'in what was made')",
@@ -261,6 +267,14 @@ def test_partitions_come_and_go(
     if via_root:
         # What comes empty needs no copy; what had rows, and what goes, does.
         assert shelf.copies[named("parts")] == 3
+
+
+def knows_partition(pipeline: Pipeline, database: Database, partition: str) -> bool:
+    with database.connect() as connection:
+        row = connection.execute("SELECT %s::regclass::oid::int8", [partition]).fetchone()
+    state = state_of(pipeline, "parts")
+    assert row is not None
+    return state is not None and any(oid == row[0] for oid, _ in state.membership.relations)
 
 
 def holds(shelf: Shelf, via_root: bool, part: str, key: int) -> bool:
