@@ -27,7 +27,7 @@ from tests.pipeline.capturing import (
 )
 from tests.pipeline.load import MAKE, Load, assert_replays
 from walflow.changelog import ChangeLog, LogIdentity
-from walflow.errors import CannotConnect, SlotInUse
+from walflow.errors import CannotConnect, LogError, SlotInUse
 from walflow.model import Lsn
 from walflow.source.connection import connect
 from walflow.source.wire import Replication
@@ -287,16 +287,20 @@ def test_an_error_of_the_writer_ends_the_receiver(shop: Database, tmp_path: Path
         shop.execute("INSERT INTO loose VALUES (1, 'good')")
         capture.catch_up()
         end = capture.log.end
-        # A name that the log needs for itself.
-        shop.execute("ALTER TABLE loose ADD _lsn int", "INSERT INTO loose VALUES (2, 'bad', 3)")
+        # Nothing can be written where a file stands in the way of the folder.
+        data = tmp_path / "log" / "data"
+        data.rename(tmp_path / "aside")
+        data.touch()
+        shop.execute("INSERT INTO loose VALUES (2, 'bad')")
         wait_for(lambda: capture.receiver.error is not None, 30)
-        with pytest.raises(Exception, match="_lsn"):
+        with pytest.raises(LogError, match="data"):
             capture.receiver.check()
+        data.unlink()
+        (tmp_path / "aside").rename(data)
     position = slot_position(shop.uri, slot_of(shop))
     assert position is not None
     assert position <= capture.log.end
     assert capture.log.end >= end
-    shop.execute("ALTER TABLE loose DROP _lsn")
 
 
 # -- flow -----------------------------------------------------------------------------------------
