@@ -44,7 +44,10 @@ def found(
 ) -> dict[str, Any]:
     """What tests/spark/elsewhere.py saw there; a text in place of a result is its traceback."""
     folder = tmp_path_factory.mktemp("work")
-    settings = server.settings.model_dump_json(exclude_unset=True)
+    shown = server.settings.model_dump(mode="json", exclude_unset=True)
+    if server.settings.remote is not None:
+        shown["remote"] = server.settings.remote.get_secret_value()
+    settings = json.dumps(shown)
     result: dict[str, Any] = run_program("-m", "tests.spark.elsewhere", settings, str(folder))
     return result
 
