@@ -103,6 +103,8 @@ def test_in_every_phase(spark: SparkSession, pipeline: Killable) -> None:
 
         chain.kill("moved.init[public.late]", "Init", publish)
         assert pipeline.phases()["docs"] == "Ready"
+        fails = "apply.write[public.accounts]=raise; moved.errored[public.accounts]"
+        chain.kill(fails, "Errored")
         # The destination has a table of these already.
         pipeline.ask_for_resync("accounts")
         chain.kill("move.sync_wait[public.accounts]", "FinishedCopy")
