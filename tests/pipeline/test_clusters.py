@@ -12,7 +12,7 @@ import yaml
 from tests.cli.commands import ended, new_room, wait_for_line
 from tests.conftest import Database
 from tests.destinations.reference import reading_session
-from tests.spark.clusters import ConnectServer, StandaloneCluster
+from tests.spark.clusters import ConnectServer, StandaloneCluster, written
 from walflow.demo.compare import compare_table
 from walflow.model import TableName
 
@@ -72,7 +72,7 @@ def test_a_run_ends_equal(
                     "destination": {"uri": f"iceberg://{lake}"},
                     "log": {"folder": str(room.path / "log")},
                     "copy": {"range_bytes": 64 << 10},
-                    "spark": server.settings.model_dump(exclude_unset=True),
+                    "spark": written(server.settings),
                 }
             )
         )

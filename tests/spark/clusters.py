@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 import pyspark
@@ -195,3 +195,11 @@ class ConnectServer(_Servers):
         return SparkSettings(
             remote=SecretStr(self.remote), conf={"spark.sql.shuffle.partitions": "2"}
         )
+
+
+def written(settings: SparkSettings) -> dict[str, Any]:
+    """As a file has them, with what is never shown."""
+    found = settings.model_dump(mode="json", exclude_unset=True)
+    if settings.remote is not None:
+        found["remote"] = settings.remote.get_secret_value()
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.clusters import ConnectServer, StandaloneCluster
+from tests.spark.clusters import ConnectServer, StandaloneCluster, written
 from walflow.config import SparkSettings
 from walflow.spark.conf import driver_conf, master_addresses
 from walflow.spark.java import Java
@@ -44,10 +44,7 @@ def found(
 ) -> dict[str, Any]:
     """What tests/spark/elsewhere.py saw there; a text in place of a result is its traceback."""
     folder = tmp_path_factory.mktemp("work")
-    shown = server.settings.model_dump(mode="json", exclude_unset=True)
-    if server.settings.remote is not None:
-        shown["remote"] = server.settings.remote.get_secret_value()
-    settings = json.dumps(shown)
+    settings = json.dumps(written(server.settings))
     result: dict[str, Any] = run_program("-m", "tests.spark.elsewhere", settings, str(folder))
     return result
 

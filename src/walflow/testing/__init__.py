@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-if "pytest" in sys.modules:
+if sys.modules.get("pytest") is not None:
     import pytest
 
     # Before they are imported: their asserts are to show what they compared.
