@@ -135,8 +135,9 @@ def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Requ
 
 
 def _runs(store: Store) -> bool:
-    lease = store.get_lease()
-    return lease is not None and lease.seconds_left > 0
+    from walflow.pipeline.process_marks import is_held
+
+    return is_held(store.get_lease())
 
 
 def _answers(store: Store, asked: Sequence[Request], seconds: float) -> dict[str, Request]:

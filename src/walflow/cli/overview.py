@@ -9,6 +9,7 @@ from typing import Any
 from walflow.cli.units import iso_time
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
+from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
 from walflow.states import RetryKind, TableError, TableReplicationState
 from walflow.stores.base import Lease, Report, Request, Store
@@ -47,7 +48,7 @@ class Overview:
 
     @property
     def running(self) -> bool:
-        return self.lease is not None and self.lease.seconds_left > 0
+        return is_held(self.lease)
 
     @property
     def report(self) -> Report | None:

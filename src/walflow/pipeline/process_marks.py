@@ -12,9 +12,9 @@ import uuid
 from functools import cache
 from pathlib import Path
 
-from walflow.stores.base import Holder
+from walflow.stores.base import Holder, Lease
 
-__all__ = ["has_died", "is_alive", "new_id"]
+__all__ = ["has_died", "is_alive", "is_held", "new_id"]
 
 
 def new_id() -> str:
@@ -32,6 +32,11 @@ def has_died(holder: Holder) -> bool:
     """Whether it certainly has."""
     mark = _mark_of(holder)
     return mark is not None and _start_of(holder.pid) != mark
+
+
+def is_held(lease: Lease | None) -> bool:
+    """Whether a process runs the pipeline, as far as can be told from here."""
+    return lease is not None and lease.seconds_left > 0 and not has_died(lease.holder)
 
 
 def _mark_of(holder: Holder) -> str | None:
