@@ -36,7 +36,9 @@ NAMES = {
         "TableName TableSchema quote_identifier"
     ),
     "walflow.pipeline.pipeline": "Pipeline PipelineStatus",
-    "walflow.states": "Membership RetryKind RetryPolicy TableError TableReplicationState",
+    "walflow.states": (
+        "Membership RetryKind RetryPolicy TableError TableReplicationState stands_at"
+    ),
     "walflow.stores.base": (
         "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "
         "StateStore Store"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from walflow.model import Lsn, Phase, TableName
 
@@ -18,6 +18,7 @@ __all__ = [
     "RetryPolicy",
     "TableError",
     "TableReplicationState",
+    "stands_at",
 ]
 
 
@@ -193,3 +194,16 @@ class TableReplicationState:
             error=None if error is None else TableError.from_dict(error),
             membership=Membership.from_dict(raw["membership"]),
         )
+
+
+class _Standing(Protocol):
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def error(self) -> TableError | None: ...
+
+
+def stands_at(state: _Standing) -> Phase:
+    """A table's phase; if it was set aside, the one that it was in."""
+    return state.phase if state.error is None else state.error.phase

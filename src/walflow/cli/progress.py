@@ -10,7 +10,7 @@ from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import TableState
-from walflow.states import TableError
+from walflow.states import TableError, stands_at
 
 __all__ = ["Meter", "Progress", "TableProgress"]
 
@@ -106,7 +106,6 @@ class Meter:
 
 
 def _table(state: TableState, wal_end: Lsn, before: int, seconds: float) -> TableProgress:
-    reached = state.phase if state.error is None else state.error.phase
     return TableProgress(
         name=state.name,
         phase=state.phase,
@@ -115,7 +114,7 @@ def _table(state: TableState, wal_end: Lsn, before: int, seconds: float) -> Tabl
         rows_copied=state.rows_copied,
         changes=state.changes_applied,
         changes_per_second=(state.changes_applied - before) / seconds,
-        lag_bytes=max(0, wal_end - state.position) if reached in FOLLOWED else None,
+        lag_bytes=max(0, wal_end - state.position) if stands_at(state) in FOLLOWED else None,
         lag_seconds=state.lag_seconds if state.followed else None,
         attempts=state.attempts,
         error=state.error,

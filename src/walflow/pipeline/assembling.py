@@ -111,11 +111,9 @@ def assemble(
         settings,
         application,
         log,
-        published,
         snapshots,
         ground.metrics,
         waiting=waiting,
-        cancelled=ground.stop,
     )
     return Parts(
         lease=ground.lease,

@@ -119,11 +119,8 @@ class Coordinator:
         # First: what is routed after it may be applied already, but not the other way round.
         lanes = self._parts.lanes
         routed = lanes.routed
-        lanes_now = {
-            state.schema.oid: (state, lanes.progress(state.schema.oid))
-            for state in self._parts.tables.all()
-        }
-        states = tuple(_as_of(state, progress) for state, progress in lanes_now.values())
+        known = [(state, lanes.progress(state.schema.oid)) for state in self._parts.tables.all()]
+        states = tuple(_as_of(state, progress) for state, progress in known)
         status = PipelineStatus(
             states,
             self._parts.intake.wal_end,
@@ -134,7 +131,7 @@ class Coordinator:
             # Between two phases, or not asked about yet: what is known of its position is old.
             any(
                 state.followed and (progress is None or not progress.verified)
-                for state, progress in lanes_now.values()
+                for state, progress in known
             ),
         )
         self.last = status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 import structlog
@@ -15,14 +14,12 @@ from walflow.failpoints import failpoint
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.describing import Describer
-from walflow.pipeline.published import Published
 from walflow.pipeline.receiving import Receiver, Source
-from walflow.pipeline.snapshots import NewSlot, Snapshots
+from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.writing import LogWriter
 from walflow.source.connection import connect
 from walflow.source.pgoutput import Decoder
 from walflow.source.slots import drop_slot
-from walflow.source.wire import Replication
 
 __all__ = ["Intake"]
 
@@ -37,23 +34,19 @@ class Intake:
         settings: Settings,
         application: str,
         log: ChangeLog,
-        published: Published,
         snapshots: Snapshots,
         metrics: PipelineMetrics,
         *,
         waiting: Callable[[], int],
-        cancelled: threading.Event,
     ) -> None:
         """``waiting`` says how many sealed segments have not been applied."""
         self._settings = settings
         self._uri = settings.source.uri.get_secret_value()
         self._application = application
         self._log = log
-        self._published = published
         self._snapshots = snapshots
         self._metrics = metrics
         self._waiting = waiting
-        self._cancelled = cancelled
         self._reading: contextlib.ExitStack | None = None
         self._receiver: Receiver | None = None
         self.made_slot = False
@@ -67,22 +60,16 @@ class Intake:
             self._metrics.slot_invalidations.inc()
             _logger.warning("making a new slot; tables are copied again", reason=str(lost))
             self.drop_slot()
-        before = {table.schema.oid: table for table in self._published.read()}
-        replication = Replication(self._uri, application_name=self._application)
+        new = self._snapshots.make_slot(slot, failover=self._settings.source.failover)
+        self.made_slot = True
         try:
-            created = replication.create_slot(
-                slot,
-                failover=self._settings.source.failover,
-                cancelled=self._cancelled.is_set,
-            )
-            self.made_slot = True
             failpoint("slot.made", slot)
-            self._log.restart(created.consistent_point)
+            self._log.restart(new.created.consistent_point)
         except BaseException:
-            replication.close()
+            new.replication.close()
             raise
-        self._snapshots.offer(NewSlot(replication, created, before))
-        _logger.info("made the slot", slot=slot, position=str(created.consistent_point))
+        self._snapshots.offer(new)
+        _logger.info("made the slot", slot=slot, position=str(new.created.consistent_point))
 
     def drop_slot(self) -> None:
         with connect(self._uri, application_name=self._application) as connection:

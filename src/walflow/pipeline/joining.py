@@ -22,7 +22,7 @@ from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import TableError, TableReplicationState
+from walflow.states import TableError, TableReplicationState, stands_at
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]
@@ -115,8 +115,7 @@ class Joiner:
         """Who is killed after a table's copy was handed over leaves it behind."""
         for copy in self._log.copies():
             state = self._tables.get(copy.table)
-            phase = None if state is None else state.error.phase if state.error else state.phase
-            if phase not in SYNCED_PHASES:
+            if state is None or stands_at(state) not in SYNCED_PHASES:
                 copy.drop()
 
     def _check_apart(
@@ -137,7 +136,7 @@ class Joiner:
         self, oid: int, state: TableReplicationState, table: PublishedTable | None
     ) -> TableSchema:
         """The form that the destination's table has, as far as is known."""
-        if _stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
+        if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
             # What was read so far knows its own form.
             return replace(table.schema, name=state.table)
         return self._store.get_table_schema(oid) or (
@@ -200,7 +199,7 @@ class Joiner:
         # At the next look: the table may have been another one then.
         self._withdrawn.add(oid)
         self._fingerprint = ""
-        *earlier, now = map(_stands_at, self._store.get_table_replication_history(oid))
+        *earlier, now = map(stands_at, self._store.get_table_replication_history(oid))
         leaves_copy = earlier and earlier[-1] in FOLLOWED and now in SYNCED_PHASES
         if leaves_copy and not isinstance(self._destination, Positioned):
             # Nobody knows how much of the copy the destination's table has got.
@@ -310,7 +309,7 @@ class Joiner:
         destination = self._mapping.destination(table.name)
         if state.destination != destination:
             return f"the destination's name for it was {state.destination}"
-        if _stands_at(state) is Phase.INIT:
+        if stands_at(state) is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
         if not state.membership.continues(table.membership):
             return "it is published in another way"
@@ -453,11 +452,6 @@ class Joiner:
     def close(self) -> None:
         """Wait for what is under way. Repeats safely."""
         self._pool.shutdown()
-
-
-def _stands_at(state: TableState | TableReplicationState) -> Phase:
-    """Its phase; if it was set aside, the one that it was in."""
-    return state.phase if state.error is None else state.error.phase
 
 
 def _is_passing(error: TableError | None) -> bool:

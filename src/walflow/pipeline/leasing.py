@@ -63,7 +63,7 @@ class LeaseKeeper:
                     _logger.info("taking over from a process that has died", pid=lease.holder.pid)
                     self._store.release_lease(lease.holder)
                     continue
-                if time.monotonic() > deadline or cancelled() or _is_held(before, lease):
+                if time.monotonic() > deadline or cancelled() or _lives(before, lease):
                     raise
                 before = lease
                 time.sleep(_POLL_SECONDS)
@@ -129,7 +129,7 @@ class LeaseKeeper:
         self._lost(error)
 
 
-def _is_held(before: Lease | None, now: Lease | None) -> bool:
+def _lives(before: Lease | None, now: Lease | None) -> bool:
     """Whether the holder lives: it runs on this machine, or renewed its lease while we watched."""
     if now is None:
         return False

@@ -36,6 +36,7 @@ from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error, make_session
+from walflow.states import stands_at
 from walflow.stores import open_store, state_file
 from walflow.stores.base import Action, Report, Request, Store
 
@@ -274,7 +275,7 @@ class Pipeline:
     def _something_copied(self) -> bool:
         """Whether the next start can go on from anything."""
         states = [] if self._tables is None else self._tables.all()
-        phases = {state.phase if state.error is None else state.error.phase for state in states}
+        phases = {stands_at(state) for state in states}
         return bool(phases & (FOLLOWED | {Phase.SYNC_WAIT})) or any(
             state.rows_copied for state in states
         )

@@ -74,6 +74,19 @@ class Snapshots:
         """Guards what follows; taken after ``_finding``, never held for long."""
         self._held: list[_Held] = []
 
+    def make_slot(self, name: str, *, temporary: bool = False, failover: bool = False) -> NewSlot:
+        """A new slot, with what was published before it was made."""
+        before = self._read()
+        replication = Replication(self._uri, application_name=self._application)
+        try:
+            created = replication.create_slot(
+                name, temporary=temporary, failover=failover, cancelled=self._stop.is_set
+            )
+        except BaseException:
+            replication.close()
+            raise
+        return NewSlot(replication, created, before)
+
     def offer(self, new: NewSlot) -> None:
         """Take over the snapshot of a slot that was made for other reasons."""
         with self._finding:
@@ -157,18 +170,8 @@ class Snapshots:
         return {table.schema.oid: table for table in self._published.read()}
 
     def _make(self) -> _Held:
-        before = self._read()
-        replication = Replication(self._uri, application_name=self._application)
-        try:
-            created = replication.create_slot(
-                f"{self._slot[:40]}_copy_{time.time_ns() % 10**9}",
-                temporary=True,
-                cancelled=self._stop.is_set,
-            )
-        except BaseException:
-            replication.close()
-            raise
-        return self._take_over(NewSlot(replication, created, before))
+        name = f"{self._slot[:40]}_copy_{time.time_ns() % 10**9}"
+        return self._take_over(self.make_slot(name, temporary=True))
 
     def _take_over(self, new: NewSlot) -> _Held:
         try:

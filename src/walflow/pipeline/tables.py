@@ -12,7 +12,14 @@ from walflow.failpoints import failpoint
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.phases import FOLLOWED, check_move, resumed
 from walflow.pipeline.retrying import Retries
-from walflow.states import Membership, RetryKind, RetryPolicy, TableError, TableReplicationState
+from walflow.states import (
+    Membership,
+    RetryKind,
+    RetryPolicy,
+    TableError,
+    TableReplicationState,
+    stands_at,
+)
 from walflow.stores.base import Store
 
 __all__ = ["TableState", "Tables"]
@@ -153,7 +160,7 @@ class Tables:
         """Set the table aside."""
         with self._moving[oid]:
             before = self._known(oid)
-            failed_in = before.phase if before.error is None else before.error.phase
+            failed_in = stands_at(before)
             attempts = before.attempts + 1
             described = self._retries.describe(error, failed_in, attempts)
             return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
@@ -194,16 +201,14 @@ class Tables:
         the store knows yet. Before the source gives out positions of another history: whoever is
         killed in between must not take the former ones for these."""
         now = time.time()
-        self._store.update_table_replication_states(
-            {
-                oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
-                for oid, state in self._store.get_table_replication_states().items()
-            }
-        )
+        stored = {
+            oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
+            for oid, state in self._store.get_table_replication_states().items()
+        }
+        self._store.update_table_replication_states(stored)
         with self._lock:
             self._states = {
-                oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
-                for oid, state in self._states.items()
+                oid: state.with_stored(stored[oid]) for oid, state in self._states.items()
             }
             self._unsaved.clear()
 
