@@ -13,12 +13,13 @@ import walflow
 NAMES = {
     "walflow": "Pipeline Settings load_settings",
     "walflow.config": (
-        "CopySettings DestinationSettings LogSettings MappingSettings Settings SourceSettings "
-        "SparkSettings StoreSettings TypeSettings host_and_port load_settings redacted"
+        "ApplySettings CopySettings DestinationSettings LogSettings MaintenanceSettings "
+        "MappingSettings Settings SourceSettings SparkSettings StoreSettings TableSettings "
+        "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "AdoptsFiles Destination DropsTables Events ListsTables Positioned Shutdown Startup "
-        "SwapsTables TableChanges TablesFailed"
+        "AdoptsFiles ChangesTables Destination DropsTables Events ListsTables Positioned "
+        "RenamesTables Shutdown Startup SwapsTables TableChanges TablesFailed"
     ),
     "walflow.errors": (
         "AuthenticationFailed BadUri CannotConnect ConfigError ConnectionLost "
@@ -31,6 +32,7 @@ NAMES = {
         "StoreError StoreForeign TableLocked TableRewritten TablesSetAside UnknownTable "
         "WalLevelNotLogical WalflowError"
     ),
+    "walflow.evolution": "Evolution NotFollowed evolution",
     "walflow.model": (
         "OLD_EXACT ChangeStats ChangeType Column Lsn PgType Phase ReplicaIdentity Span "
         "TableName TableSchema quote_identifier"

@@ -181,7 +181,10 @@ class Column:
     """The column's type in the change log and in destinations, as Spark DDL: ``decimal(12,2)``."""
     nullable: bool = True
     position: int = 0
-    """pg_attribute.attnum: what stays the same when a column is renamed."""
+    """pg_attribute.attnum: what stays the same when a column is renamed. 0: not known."""
+    missing: str | None = None
+    """What rows from before the column was added have in it, as text (pg_attribute's
+    attmissingval, the constant default that it was added with); None: null."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -190,6 +193,7 @@ class Column:
             "spark_type": self.spark_type,
             "nullable": self.nullable,
             "position": self.position,
+            "missing": self.missing,
         }
 
     @classmethod
@@ -209,6 +213,9 @@ class TableSchema:
     replica_identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
     version: Lsn = Lsn(0)
     """The first position at which rows had this form."""
+    filenodes: frozenset[int] = frozenset()
+    """The files that its rows lay in when it was described: one that is gone later was rewritten
+    (or emptied). Not part of the form."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -252,6 +259,7 @@ class TableSchema:
             "key": list(self.key),
             "replica_identity": self.replica_identity.value,
             "version": int(self.version),
+            "filenodes": sorted(self.filenodes),
         }
 
     @classmethod
@@ -263,6 +271,7 @@ class TableSchema:
             key=tuple(raw["key"]),
             replica_identity=ReplicaIdentity(raw["replica_identity"]),
             version=Lsn(raw["version"]),
+            filenodes=frozenset(raw.get("filenodes", ())),
         )
 
 

@@ -6,28 +6,34 @@ file. No form of them that prints shows a secret.
 
 from walflow.config.loading import load_settings
 from walflow.config.settings import (
+    ApplySettings,
     CopySettings,
     DestinationSettings,
     LogSettings,
+    MaintenanceSettings,
     MappingSettings,
     Settings,
     SourceSettings,
     SparkSettings,
     StoreSettings,
+    TableSettings,
     TypeSettings,
 )
 from walflow.config.values import host_and_port
 from walflow.redaction import redacted
 
 __all__ = [
+    "ApplySettings",
     "CopySettings",
     "DestinationSettings",
     "LogSettings",
+    "MaintenanceSettings",
     "MappingSettings",
     "Settings",
     "SourceSettings",
     "SparkSettings",
     "StoreSettings",
+    "TableSettings",
     "TypeSettings",
     "host_and_port",
     "load_settings",

@@ -18,10 +18,12 @@ __all__ = [
     "Options",
     "PipelineName",
     "SlotName",
+    "SourceTable",
     "TableNames",
     "Template",
     "Words",
     "host_and_port",
+    "parse_object",
 ]
 
 
@@ -72,7 +74,7 @@ def _split_words(value: object) -> object:
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
-def _parse_object(value: object) -> object:
+def parse_object(value: object) -> object:
     """Environment and command line have text only: a JSON object is a mapping."""
     if not isinstance(value, str):
         return value
@@ -129,11 +131,12 @@ SlotName = Annotated[
 ]
 Template = Annotated[str, AfterValidator(_template)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
-Options = Annotated[dict[str, str], BeforeValidator(_parse_object)]
+Options = Annotated[dict[str, str], BeforeValidator(parse_object)]
+SourceTable = Annotated[str, AfterValidator(_source_table)]
 TableNames = Annotated[
     dict[
-        Annotated[str, AfterValidator(_source_table)],
+        SourceTable,
         Annotated[str, AfterValidator(_destination_table)],
     ],
-    BeforeValidator(_parse_object),
+    BeforeValidator(parse_object),
 ]

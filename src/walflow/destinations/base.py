@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from walflow.errors import DestinationError, WalflowError
+from walflow.evolution import Evolution
 from walflow.model import ChangeStats, Lsn, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdoptsFiles",
+    "ChangesTables",
     "Destination",
     "DropsTables",
     "Events",
     "ListsTables",
     "Positioned",
+    "RenamesTables",
     "Shutdown",
     "Startup",
     "SwapsTables",
@@ -189,6 +192,28 @@ class SwapsTables(Protocol):
     def swap_table(self, shadow: TableSchema, table: TableSchema) -> None:
         """Make the shadow the table. There may be none so far. The former one is gone after it;
         a position that was marked on the shadow is the table's. Repeats safely."""
+
+
+@runtime_checkable
+class ChangesTables(Protocol):
+    """Can follow a table's form without a new copy."""
+
+    def change_table(self, evolution: Evolution) -> None:
+        """Bring the table from ``evolution.before`` to ``evolution.after`` (both with the
+        destination's name): columns, and in rows that are there, the values that added columns
+        have in rows from before them. The table's position stays.
+
+        Called before the first changes of the new form are written, and again if it was not
+        heard of how it ended; so a part of it, or all, may have been done. NotFollowed: it can be
+        done only by a new copy. DestinationError with ``retry`` False and a hint: the destination
+        cannot have such a table, and it is set aside."""
+
+
+@runtime_checkable
+class RenamesTables(Protocol):
+    def rename_table(self, table: TableSchema, name: TableName) -> bool:
+        """Give the table, as it is, the other name (of the destination's). False: it cannot be
+        done, and nothing has happened. True again if it has that name already."""
 
 
 @runtime_checkable
