@@ -303,7 +303,7 @@ def test_a_store_that_is_away_for_shorter_or_longer_than_the_lease(
             assert phase_of(pipeline, "a") is Phase.READY
             redis.crash()
             # Whoever notices first tells: a write that fails, or the lease that ran out.
-            with pytest.raises(StoreError, match="redis|the store has not answered"):
+            with pytest.raises(StoreError, match=r"redis|the store has not answered"):
                 pipeline.wait()
         redis.start()
         database.execute("UPDATE a SET v = 'later'")
