@@ -6,11 +6,36 @@ was renamed and what was dropped and made anew; nothing is guessed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from walflow.model import Column, TableSchema
+from walflow.model import Column, PgType, TableSchema
 
 __all__ = ["Evolution", "NotFollowed", "evolution"]
+
+_TEXT, _VARCHAR, _NAME, _UUID, _JSON, _JSONB = 25, 1043, 19, 2950, 114, 3802
+_BIT, _VARBIT = 1560, 1562
+_NUMERIC = 1700
+
+_PRINT_ALIKE = (frozenset({_TEXT, _VARCHAR}), frozenset({_BIT, _VARBIT}))
+"""Types of which the same bytes are the same text. cidr and inet, xml and text are not: a cidr
+shows its mask always, an xml value loses its encoding."""
+
+_WIDER_IF_GREATER = frozenset({_VARCHAR, _VARBIT, 1114, 1184, 1083, 1266})
+"""Types whose modifier is a length or precision up to which every value is kept as it is."""
+
+_ANY_SIZE = -1
+
+_CAST_WITHOUT_LOSS = frozenset(
+    {
+        *[(21, 23), (21, 20), (23, 20), (700, 701)],
+        *[(base, _TEXT) for base in (_VARCHAR, _NAME, _UUID, _JSON, _JSONB)],
+        *[(base, _VARCHAR) for base in (_TEXT, _NAME, _UUID, _JSON, _JSONB)],
+    }
+)
+"""Casts to another type after which a value is the same number, or prints as the same text."""
+
+_WIDENINGS = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class NotFollowed(Exception):
@@ -24,7 +49,11 @@ class NotFollowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """The way from one form to another. Columns that are in none of these stay as they are."""
+    """The way from one form to another. Columns that are in none of these stay as they are.
+
+    A name may be in ``dropped`` and in ``added``, when a column was dropped and made anew, and
+    renamed columns may have swapped names: dropping comes first, and all renaming at once.
+    """
 
     before: TableSchema
     after: TableSchema
@@ -39,7 +68,7 @@ class Evolution:
     @property
     def key_changed(self) -> bool:
         """Whether other columns tell rows apart, or rows are no longer told apart by columns."""
-        raise NotImplementedError
+        return _numbers(self.before.key_columns) != _numbers(self.after.key_columns)
 
     @property
     def changes_columns(self) -> bool:
@@ -54,5 +83,112 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
     expression that it used (ALTER COLUMN … TYPE … USING …) is not to be seen afterwards. Such a
     change is followed only with ``trust_rewrites``, and then only if the new type holds all values
     of the former one.
+
+    That a table was rewritten is told by its files. Forms in between are not looked at, so a type
+    that was changed and changed back is seen only by who goes from form to form. The table's name
+    may be another; which one it has is not part of the way.
     """
-    raise NotImplementedError
+    if before.oid != after.oid:
+        raise ValueError(f"{before.name} ({before.oid}) and {after.name} ({after.oid}) are two")
+    for form in (before, after):
+        for column in form.columns:
+            if not column.position:
+                raise NotFollowed(f"it cannot be told which column {column.name} is")
+    rewritten = not before.filenodes or not before.filenodes <= after.filenodes
+    was = {column.position: column for column in before.columns}
+    now = {column.position: column for column in after.columns}
+    added = tuple(column for column in after.columns if column.position not in was)
+    for column in added:
+        _check_added(column, before, rewritten=rewritten)
+    stayed = [(was[number], now[number]) for number in sorted(was.keys() & now.keys())]
+    for old, new in stayed:
+        _check_type(old, new, rewritten=rewritten, trust=trust_rewrites)
+    return Evolution(
+        before,
+        after,
+        added=added,
+        dropped=tuple(column for column in before.columns if column.position not in now),
+        renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
+        widened=tuple((old, new) for old, new in stayed if old.spark_type != new.spark_type),
+    )
+
+
+def _numbers(columns: tuple[Column, ...]) -> frozenset[int]:
+    return frozenset(column.position for column in columns)
+
+
+def _check_added(column: Column, before: TableSchema, *, rewritten: bool) -> None:
+    newest = max((old.position for old in before.columns), default=0)
+    if column.position in before.unpublished or column.position < newest:
+        raise NotFollowed(f"column {column.name} was there before, but was not published")
+    if not column.missing_known:
+        raise NotFollowed(
+            f"it cannot be told what rows from before column {column.name} was added have in it"
+        )
+    if column.missing is None and rewritten:
+        raise NotFollowed(
+            f"column {column.name} was added, and the table's rows may have been written anew "
+            "since, with values that are not in the log"
+        )
+
+
+def _check_type(old: Column, new: Column, *, rewritten: bool, trust: bool) -> None:
+    same = _same_type(old.type, new.type)
+    if same and old.spark_type == new.spark_type:
+        return
+    change = f"the type of column {new.name} changed from {old.type.name} to {new.type.name}"
+    if same:
+        # By our settings. What the former type did not hold, the new one might.
+        raise NotFollowed(f"column {new.name} is {new.spark_type} now, and was {old.spark_type}")
+    if not _widens(old.spark_type, new.spark_type):
+        raise NotFollowed(f"{change}, which does not hold all its values as they were")
+    if not rewritten and _print_alike(old.type, new.type):
+        return
+    if not _keeps_values(old.type, new.type):
+        raise NotFollowed(f"{change}, and its values may have changed with it")
+    if not trust:
+        raise NotFollowed(
+            f"{change}, and the table's rows may have been written anew, with values that are not "
+            "in the log"
+        )
+
+
+def _widens(old: str, new: str) -> bool:
+    """Whether a column of a lake's table can become one of the other type, values and all."""
+    if old == new or (old, new) in _WIDENINGS:
+        return True
+    was, now = (re.fullmatch(r"decimal\((\d+),\s*(\d+)\)", kind) for kind in (old, new))
+    return bool(was and now and was[2] == now[2] and int(was[1]) <= int(now[1]))
+
+
+def _same_type(old: PgType, new: PgType) -> bool:
+    """Whether they differ in nothing but the name, which types can change."""
+    if old.element is not None and new.element is not None and old.oid == new.oid:
+        return _same_type(old.element, new.element)
+    return (old.oid, old.base, old.typmod) == (new.oid, new.base, new.typmod)
+
+
+def _print_alike(old: PgType, new: PgType) -> bool:
+    """Whether a stored value that is left as it is has the same text in both types."""
+    if old.element is not None and new.element is not None:
+        return old.delimiter == new.delimiter and _print_alike(old.element, new.element)
+    return old.base == new.base or any({old.base, new.base} <= family for family in _PRINT_ALIKE)
+
+
+def _keeps_values(old: PgType, new: PgType) -> bool:
+    """Whether Postgres's own cast keeps every value as it is."""
+    if old.element is not None and new.element is not None:
+        return old.delimiter == new.delimiter and _keeps_values(old.element, new.element)
+    if old.base != new.base:
+        return (old.base, new.base) in _CAST_WITHOUT_LOSS and new.typmod == _ANY_SIZE
+    if new.typmod in (_ANY_SIZE, old.typmod):
+        return True
+    if old.typmod == _ANY_SIZE:
+        return False
+    if new.base == _NUMERIC:
+        return _scale(old.typmod) == _scale(new.typmod) and new.typmod >= old.typmod
+    return new.base in _WIDER_IF_GREATER and new.typmod >= old.typmod
+
+
+def _scale(typmod: int) -> int:
+    return (typmod - 4) & 0x7FF

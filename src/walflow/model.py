@@ -185,6 +185,8 @@ class Column:
     missing: str | None = None
     """What rows from before the column was added have in it, as text (pg_attribute's
     attmissingval, the constant default that it was added with); None: null."""
+    missing_known: bool = True
+    """Whether ``missing`` is it. Not where partitions differ, or the type does not hold it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -194,6 +196,7 @@ class Column:
             "nullable": self.nullable,
             "position": self.position,
             "missing": self.missing,
+            "missing_known": self.missing_known,
         }
 
     @classmethod
@@ -215,7 +218,10 @@ class TableSchema:
     """The first position at which rows had this form."""
     filenodes: frozenset[int] = frozenset()
     """The files that its rows lay in when it was described: one that is gone later was rewritten
-    (or emptied). Not part of the form."""
+    (or emptied). Empty: not known. Not part of the form."""
+    unpublished: frozenset[int] = frozenset()
+    """The attribute numbers of columns that it has beside the published ones. Not part of the
+    form."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -260,6 +266,7 @@ class TableSchema:
             "replica_identity": self.replica_identity.value,
             "version": int(self.version),
             "filenodes": sorted(self.filenodes),
+            "unpublished": sorted(self.unpublished),
         }
 
     @classmethod
@@ -272,6 +279,7 @@ class TableSchema:
             replica_identity=ReplicaIdentity(raw["replica_identity"]),
             version=Lsn(raw["version"]),
             filenodes=frozenset(raw.get("filenodes", ())),
+            unpublished=frozenset(raw.get("unpublished", ())),
         )
 
 
