@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.clusters import ConnectServer, StandaloneCluster
 from walflow.config import SparkSettings
-from walflow.destinations.iceberg.tables import EXTENSIONS
+from walflow.destinations.iceberg import EXTENSIONS
 from walflow.spark.jars import ICEBERG
 from walflow.spark.session import make_session, stop_session
 

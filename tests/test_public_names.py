@@ -18,8 +18,9 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "AdoptsFiles ChangesTables Destination DropsTables Events ListsTables Positioned "
-        "RenamesTables Shutdown Startup SwapsTables TableChanges TablesFailed"
+        "AdoptsFiles ChangesTables Destination DropsTables Events FormerChanges KeepsProgress "
+        "ListsTables Maintains Positioned RenamesTables Shutdown Startup SwapsTables "
+        "TableChanges TableProgress TablesFailed"
     ),
     "walflow.errors": (
         "AuthenticationFailed BadUri CannotConnect ConfigError ConnectionLost "

@@ -62,6 +62,14 @@ class TableName:
     schema: str
     name: str
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``schema.table``; what comes after the first dot is the table's name."""
+        schema, dot, name = text.partition(".")
+        if not dot:
+            raise ValueError(f"not a table's name: {text!r} (expected a form like public.orders)")
+        return cls(schema, name)
+
     @property
     def quoted(self) -> str:
         return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"

@@ -17,7 +17,7 @@ from tests.conftest import Database
 from walflow.demo.compare import compare_table
 from walflow.demo.load import ShopLoad
 from walflow.demo.shop import TABLES, Sizes, make_shop
-from walflow.destinations.iceberg.tables import catalog_conf
+from walflow.destinations.iceberg import catalog_conf
 from walflow.model import TableName
 
 if TYPE_CHECKING:

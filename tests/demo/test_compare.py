@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Database
 from walflow.demo.compare import TableComparison, compare_table
-from walflow.destinations.iceberg.tables import catalog_conf
+from walflow.destinations.iceberg import catalog_conf
 from walflow.model import TableName
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.destinations.reference import Source, one_of_each
-from walflow.destinations.iceberg import IcebergDestination, Owner
+from tests.destinations.reference import Source, iceberg_lake, one_of_each
+from walflow.destinations.lake import LakeDestination, Owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,8 +23,8 @@ def warehouse(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def destination(spark: SparkSession, warehouse: Path) -> Iterator[IcebergDestination]:
-    destination = IcebergDestination(spark, str(warehouse), OWNER)
+def destination(spark: SparkSession, warehouse: Path) -> Iterator[LakeDestination]:
+    destination = iceberg_lake(spark, warehouse, OWNER)
     yield destination
     destination.shutdown()
 
@@ -34,7 +34,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With Iceberg's own API, and by SQL alone, as where there is no bridge to the JVM."""
     way: str = request.param
     if way == "sql":
-        monkeypatch.setattr("walflow.destinations.iceberg.destination.open_bridge", lambda *_: None)
+        monkeypatch.setattr("walflow.destinations.iceberg.format.open_bridge", lambda *_: None)
     return way
 
 

@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from walflow.destinations.base import Events, TableChanges
-from walflow.destinations.iceberg.sessions import catalog_session
-from walflow.destinations.iceberg.tables import EXACT, catalog_conf, table_identifier
+from walflow.destinations.iceberg import IcebergFormat, catalog_conf, table_identifier
+from walflow.destinations.lake import EXACT, LakeDestination, Owner
+from walflow.destinations.lake.sessions import lake_session
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
+from walflow.spark.net import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,12 +267,14 @@ def reading_session(
     spark: SparkSession, warehouse: Path, options: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session that sees the warehouse as its catalog."""
-    return catalog_session(spark, catalog_conf(str(warehouse), options or {}))
+    return lake_session(spark, catalog_conf(str(warehouse), options or {}))
 
 
 def stored_rows(session: SparkSession, schema: TableSchema) -> list[Row]:
-    """The table's rows in the reference's form."""
-    rows = session.table(table_identifier(schema.name)).toArrow().to_pylist(maps_as_pydicts=None)
+    """The table's rows in the reference's form, without what only the lake has."""
+    table = session.table(table_identifier(schema.name))
+    names = [*schema.column_names, *({EXACT} & set(table.columns))]
+    rows = table.select(*map(quoted, names)).toArrow().to_pylist(maps_as_pydicts=None)
     return [_as_reference(row) for row in rows]
 
 
@@ -303,3 +307,9 @@ def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
             f"too many: {sorted(stored_set - expected_set)[:5]}\n"
             f"missing: {sorted(expected_set - stored_set)[:5]}"
         )
+
+
+def iceberg_lake(
+    spark: SparkSession, warehouse: Path, owner: Owner, options: Mapping[str, str] | None = None
+) -> LakeDestination:
+    return LakeDestination(spark, IcebergFormat(str(warehouse), options), owner)

@@ -16,12 +16,14 @@ from tests.destinations.reference import (
     Inexact,
     Source,
     assert_same,
+    iceberg_lake,
     make_schema,
     reading_session,
     same,
     stored_rows,
 )
-from walflow.destinations.iceberg import IcebergDestination, table_identifier
+from walflow.destinations.iceberg import table_identifier
+from walflow.destinations.lake import LakeDestination
 from walflow.errors import DestinationError
 from walflow.model import Lsn, TableSchema
 
@@ -37,6 +39,7 @@ FORMS = (
     make_schema({"n": "decimal(12,2)"}, []),
 )
 IDENTIFIER = table_identifier(FORMS[0].name)
+METADATA = ["_CHANGE_TYPE", "_LSN", "_TIMESTAMP"]
 
 
 def source_of(schema: TableSchema, folder: Path, rows: int = 3) -> Source:
@@ -53,18 +56,18 @@ def data_files(warehouse: Path) -> set[Path]:
 
 @pytest.mark.usefixtures("way")
 def test_makes_a_table_of_the_files(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     file = source.copy_file()
     destination.adopt_files(ALL_TYPES, [file], Lsn(77), exact=False)
     assert destination.applied(ALL_TYPES) == Lsn(77)
-    assert IcebergDestination(spark, str(warehouse), OWNER).applied(ALL_TYPES) == Lsn(77)
+    assert iceberg_lake(spark, warehouse, OWNER).applied(ALL_TYPES) == Lsn(77)
     file.unlink()
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
 
 
 def test_takes_files_as_they_are(
-    destination: IcebergDestination, warehouse: Path, source: Source
+    destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     file = source.copy_file()
     destination.adopt_files(ALL_TYPES, [file], Lsn(77), exact=False)
@@ -73,7 +76,7 @@ def test_takes_files_as_they_are(
 
 @pytest.mark.usefixtures("way")
 def test_files_with_and_without_exact_texts(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     plain = source.copy_file()
     rows = list(source.rows)
@@ -88,7 +91,7 @@ def test_files_with_and_without_exact_texts(
 
 @pytest.mark.usefixtures("way")
 def test_no_files_make_an_empty_table(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     destination.adopt_files(ALL_TYPES, [], Lsn(5), exact=False)
     assert destination.applied(ALL_TYPES) == Lsn(5)
@@ -97,12 +100,12 @@ def test_no_files_make_an_empty_table(
     destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(6), exact=False)
     destination.adopt_files(ALL_TYPES, [], Lsn(7), exact=False)
     assert stored_rows(session, ALL_TYPES) == []
-    assert IcebergDestination(spark, str(warehouse), OWNER).applied(ALL_TYPES) == Lsn(7)
+    assert iceberg_lake(spark, warehouse, OWNER).applied(ALL_TYPES) == Lsn(7)
 
 
 def test_rows_are_written_where_files_cannot_be_linked(
     spark: SparkSession,
-    destination: IcebergDestination,
+    destination: LakeDestination,
     warehouse: Path,
     source: Source,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +124,7 @@ def test_rows_are_written_where_files_cannot_be_linked(
 
 @pytest.mark.usefixtures("way")
 def test_adopting_again_changes_nothing_and_another_form_replaces(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, tmp_path: Path
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, tmp_path: Path
 ) -> None:
     session = reading_session(spark, warehouse)
     for position, form in enumerate([*FORMS, *FORMS], 10):
@@ -129,14 +132,14 @@ def test_adopting_again_changes_nothing_and_another_form_replaces(
         files = [source.copy_file()]
         for _ in range(2):
             destination.adopt_files(form, files, Lsn(position), exact=False)
-            assert session.table(IDENTIFIER).columns == list(form.column_names)
+            assert session.table(IDENTIFIER).columns == [*form.column_names, *METADATA]
             assert_same(stored_rows(session, form), source.rows)
             assert destination.applied(form) == Lsn(position)
 
 
 @pytest.mark.usefixtures("way")
 def test_changes_follow_a_table_that_was_replaced(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, tmp_path: Path
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, tmp_path: Path
 ) -> None:
     for form in FORMS:
         source = source_of(form, tmp_path)
@@ -150,7 +153,7 @@ def test_changes_follow_a_table_that_was_replaced(
 
 
 def test_former_snapshots_stay_for_their_readers(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(10), exact=False)
     session = reading_session(spark, warehouse)
@@ -200,7 +203,7 @@ def reading(session: SparkSession, states: Sequence[Source]) -> Iterator[threadi
 @pytest.mark.parametrize("forms", [FORMS, (FORMS[0],) * 3], ids=["other form", "other rows"])
 def test_readers_see_the_former_table_or_the_new_one(
     spark: SparkSession,
-    destination: IcebergDestination,
+    destination: LakeDestination,
     warehouse: Path,
     tmp_path: Path,
     forms: Sequence[TableSchema],
@@ -220,7 +223,7 @@ def test_readers_see_the_former_table_or_the_new_one(
 @pytest.mark.parametrize("there", [True, False])
 def test_what_fails_leaves_all_as_it_was(
     spark: SparkSession,
-    destination: IcebergDestination,
+    destination: LakeDestination,
     warehouse: Path,
     tmp_path: Path,
     way: str,
@@ -256,7 +259,7 @@ def test_a_catalog_of_another_kind(spark: SparkSession, warehouse: Path, tmp_pat
         "type": "jdbc",
         "uri": f"jdbc:derby:{tmp_path / 'catalog'};create=true",
     }
-    destination = IcebergDestination(spark, str(warehouse), OWNER, options)
+    destination = iceberg_lake(spark, warehouse, OWNER, options)
     # Derby does not know LIMIT, with which Iceberg looks for namespaces.
     destination._namespaces.add("public")
     session = reading_session(spark, warehouse, options)
@@ -264,7 +267,7 @@ def test_a_catalog_of_another_kind(spark: SparkSession, warehouse: Path, tmp_pat
         source = source_of(form, tmp_path)
         destination.adopt_files(form, [source.copy_file()], Lsn(position), exact=False)
         assert_same(stored_rows(session, form), source.rows)
-        again = IcebergDestination(spark, str(warehouse), OWNER, options)
+        again = iceberg_lake(spark, warehouse, OWNER, options)
         assert again.applied(form) == Lsn(position)
     destination.drop_table(FORMS[0])
     assert destination.applied(FORMS[0]) is None

@@ -19,12 +19,13 @@ from tests.destinations.reference import (
     Inexact,
     Source,
     assert_same,
+    iceberg_lake,
     make_schema,
     reading_session,
     stored_rows,
 )
 from walflow.destinations.base import Destination, Events, Positioned, TablesFailed
-from walflow.destinations.iceberg import IcebergDestination, Owner
+from walflow.destinations.lake import Owner
 from walflow.errors import DestinationError
 from walflow.model import ChangeStats, Lsn, Span, TableSchema
 
@@ -48,7 +49,7 @@ class Pair:
         self.spark = spark
         self.source = Source(schema, folder / "log")
         self.warehouse = folder / "warehouse"
-        self.destination = IcebergDestination(spark, str(self.warehouse), OWNER)
+        self.destination = iceberg_lake(spark, self.warehouse, OWNER)
         self.session = reading_session(spark, self.warehouse)
 
     def copy(self, exact: bool = False) -> None:
@@ -224,7 +225,7 @@ def test_a_round_applied_twice_changes_nothing(pair: Pair) -> None:
     pair.destination.write_events(second)
     pair.check()
     # Nor in a process that knows nothing yet.
-    again = IcebergDestination(pair.spark, str(pair.warehouse), OWNER)
+    again = iceberg_lake(pair.spark, pair.warehouse, OWNER)
     assert again.applied(KEYED) == source.position
     again.write_events(first)
     again.write_events(second)
@@ -456,7 +457,7 @@ def test_several_tables_at_once_and_one_that_fails(spark: SparkSession, tmp_path
         with pair.source.transaction():
             pair.source.insert(id=1, v="a")
         pairs.append(pair)
-    destination = IcebergDestination(spark, str(tmp_path / "all"), OWNER)
+    destination = iceberg_lake(spark, tmp_path / "all", OWNER)
     for pair in pairs[:2]:
         pair.source.events(spark)
         file = pair.source.copy_file()
@@ -503,7 +504,7 @@ def _together(rounds: Sequence[Events], after: Lsn) -> Events:
 
 def test_many_tables_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """Each in a thread of its own that knows nothing of the others."""
-    destination = IcebergDestination(spark, str(tmp_path / "all"), OWNER)
+    destination = iceberg_lake(spark, tmp_path / "all", OWNER)
 
     def follow(number: int) -> Source:
         schema = make_schema({"id": "bigint", "v": "string"}, ["id"], f"t{number}")
@@ -525,7 +526,7 @@ def test_many_tables_at_once(spark: SparkSession, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         sources = list(threads.map(follow, range(20)))
     session = reading_session(spark, tmp_path / "all")
-    again = IcebergDestination(spark, str(tmp_path / "all"), OWNER)
+    again = iceberg_lake(spark, tmp_path / "all", OWNER)
     for source in sources:
         assert_same(stored_rows(session, source.schema), source.rows)
         assert again.applied(source.schema) == source.position

@@ -13,12 +13,14 @@ from tests.destinations.reference import (
     ALL_TYPES,
     Source,
     assert_same,
+    iceberg_lake,
     make_schema,
     reading_session,
     stored_rows,
 )
 from walflow.destinations.base import AdoptsFiles, DropsTables, ListsTables, Shutdown, Startup
-from walflow.destinations.iceberg import IcebergDestination, Owner, table_identifier
+from walflow.destinations.iceberg import table_identifier
+from walflow.destinations.lake import LakeDestination, Owner
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn, TableName
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_its_abilities(destination: IcebergDestination) -> None:
+def test_its_abilities(destination: LakeDestination) -> None:
     assert isinstance(destination, AdoptsFiles)
     assert isinstance(destination, DropsTables)
     assert isinstance(destination, ListsTables)
@@ -38,7 +40,7 @@ def test_its_abilities(destination: IcebergDestination) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_copy_by_rows(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     session = reading_session(spark, warehouse)
     destination.truncate_table(ALL_TYPES)
@@ -78,7 +80,7 @@ def test_weird_names(
     source = Source(schema, tmp_path)
     with source.transaction():
         source.insert(id=1, Id="a", **{"a.b": "dot", "q`\"'\\": "quote", "ü é": "x"})
-    destination = IcebergDestination(spark, str(warehouse), OWNER)
+    destination = iceberg_lake(spark, warehouse, OWNER)
     source.events(spark)
     destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
     with source.transaction():
@@ -87,7 +89,7 @@ def test_weird_names(
         source.update(source.rows[0], unsent=["a.b", "q`\"'\\"], Id="c")
     destination.write_events(source.events(spark))
     assert_same(stored_rows(reading_session(spark, warehouse), schema), source.rows)
-    assert IcebergDestination(spark, str(warehouse), OWNER).applied(schema) == source.position
+    assert iceberg_lake(spark, warehouse, OWNER).applied(schema) == source.position
     destination.drop_table(schema)
     assert destination.applied(schema) is None
     destination.shutdown()
@@ -108,14 +110,14 @@ def other_tables() -> list[tuple[str, Owner | None]]:
 
 
 def test_it_lists_its_own_tables(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path
+    spark: SparkSession, destination: LakeDestination, warehouse: Path
 ) -> None:
     assert destination.own_tables() == []
     names = [("public", "t"), ("public", "x y.z'`\"%7e~"), ("Σχήμα.x", "_t"), (".", "..")]
     for schema_name, name in names:
         destination.truncate_table(make_schema({"id": "int"}, ["id"], name, schema_name))
     for owner in (Owner("other", OWNER.system), Owner(OWNER.pipeline, "1")):
-        other = IcebergDestination(spark, str(warehouse), owner)
+        other = iceberg_lake(spark, warehouse, owner)
         other.truncate_table(make_schema({"id": "int"}, ["id"], f"of_{owner.pipeline}"))
         other.shutdown()
     session = reading_session(spark, warehouse)
@@ -141,11 +143,11 @@ def test_tables_of_others_are_left_alone(
         session.sql(f"CREATE TABLE {identifier} (id bigint) USING iceberg")
         session.sql(f"INSERT INTO {identifier} VALUES (7)")
     else:
-        theirs = IcebergDestination(spark, str(warehouse), owner)
+        theirs = iceberg_lake(spark, warehouse, owner)
         theirs.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
     before = session.table(identifier).toArrow()
     files = {file for file in warehouse.rglob("*") if file.is_file()}
-    ours = IcebergDestination(spark, str(warehouse), OWNER)
+    ours = iceberg_lake(spark, warehouse, OWNER)
     with pytest.raises(DestinationForeign, match=said) as refused:
         ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
     assert "DROP TABLE" in refused.value.hint
@@ -158,7 +160,7 @@ def test_tables_of_others_are_left_alone(
 
 @pytest.mark.usefixtures("way")
 def test_position_survives_maintenance(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
     session = reading_session(spark, warehouse)
@@ -166,12 +168,12 @@ def test_position_survives_maintenance(
         "CALL lake.system.rewrite_data_files(table => 'public.t',"
         " options => map('rewrite-all', 'true'))"
     )
-    assert IcebergDestination(spark, str(warehouse), OWNER).applied(ALL_TYPES) == Lsn(42)
+    assert iceberg_lake(spark, warehouse, OWNER).applied(ALL_TYPES) == Lsn(42)
 
 
 @pytest.mark.usefixtures("way")
 def test_drops_a_table_with_its_files(
-    spark: SparkSession, destination: IcebergDestination, warehouse: Path, source: Source
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     destination.drop_table(ALL_TYPES)
     destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
@@ -185,7 +187,7 @@ def test_drops_a_table_with_its_files(
 
 
 def test_startup_warms_up_outside_the_warehouse(
-    destination: IcebergDestination, warehouse: Path
+    destination: LakeDestination, warehouse: Path
 ) -> None:
     destination.startup()
     assert not warehouse.exists()

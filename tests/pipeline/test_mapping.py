@@ -14,8 +14,8 @@ from tests.pipeline.running import WAIT, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
 from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
+from walflow.mapping import TableMapping, check_apart
 from walflow.model import TableName
-from walflow.pipeline.mapping import TableMapping, check_apart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

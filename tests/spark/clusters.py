@@ -20,7 +20,7 @@ import pyspark
 from pydantic import SecretStr
 
 from walflow.config import SparkSettings
-from walflow.destinations.iceberg.tables import EXTENSIONS
+from walflow.destinations.iceberg import EXTENSIONS
 from walflow.spark.jars import ICEBERG, find_jars
 from walflow.spark.java import find_java
 

@@ -100,11 +100,12 @@ def cancel_one_of_two(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def keep_tables(spark: SparkSession, folder: Path) -> str:
     """Copy, append and merge, with a key and without, by the reference that destinations have."""
     from tests.destinations.reference import Source, assert_same, make_schema, stored_rows
-    from walflow.destinations.iceberg import IcebergDestination, Owner
+    from walflow.destinations.iceberg import IcebergFormat
+    from walflow.destinations.lake import LakeDestination, Owner
 
     # The session itself sees this one as its catalog.
     warehouse = spark.conf.get("spark.sql.catalog.lake.warehouse")
-    destination = IcebergDestination(spark, str(warehouse), Owner("shop", "1"))
+    destination = LakeDestination(spark, IcebergFormat(str(warehouse)), Owner("shop", "1"))
     try:
         for name, key in (("keyed", ["id"]), ("keyless", [])):
             schema = make_schema({"id": "bigint", "a": "string", "b": "string"}, key, name)
@@ -158,7 +159,7 @@ def lack_executors(spark: SparkSession, folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    from walflow.destinations.iceberg.tables import catalog_conf
+    from walflow.destinations.iceberg import EXTENSIONS, catalog_conf
     from walflow.spark.jars import ICEBERG
     from walflow.spark.session import (
         child_session,
@@ -171,7 +172,11 @@ def main() -> None:
 
     settings = SparkSettings.model_validate_json(sys.argv[1])
     folder = Path(sys.argv[2])
-    spark = make_session(settings, [ICEBERG], catalog_conf(str(folder / "lake"), {}))
+    spark = make_session(
+        settings,
+        [ICEBERG],
+        {"spark.sql.extensions": EXTENSIONS, **catalog_conf(str(folder / "lake"), {})},
+    )
     found: dict[str, Any] = {"case": spark.conf.get("spark.sql.caseSensitive")}
     child = child_session(spark)
     child.conf.set("spark.sql.shuffle.partitions", "3")

@@ -17,7 +17,8 @@ import psutil
 from walflow.bench.measure import Comparison, Timing, compare, measured
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSettings
-from walflow.destinations.iceberg import IcebergDestination, Owner, catalog_conf
+from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
+from walflow.destinations.lake import LakeDestination, Owner
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.reading import CopyReader
@@ -74,7 +75,9 @@ def _copier(
     server: EmbeddedPostgres, folder: Path, stack: ExitStack, debug: bool
 ) -> Callable[[], None]:
     """What copies the table once more, each time into a new lake."""
-    spark = make_session(SparkSettings(), [ICEBERG], catalog_conf(str(folder), {}), debug=debug)
+    spark = make_session(
+        SparkSettings(), [ICEBERG], {"spark.sql.extensions": EXTENSIONS}, debug=debug
+    )
     stack.callback(stop_session, spark)
     turn = iter(range(1_000_000))
     defaults = LogSettings()
@@ -83,7 +86,7 @@ def _copier(
         name = f"bench_{next(turn)}"
         metrics = Metrics().pipeline("bench")
         owner = Owner("bench", "bench")
-        destination = IcebergDestination(spark, str(folder / name / "lake"), owner)
+        destination = LakeDestination(spark, IcebergFormat(str(folder / name / "lake")), owner)
         with (
             Replication(server.uri, application_name=name) as replication,
             connect(server.uri, application_name=name) as connection,

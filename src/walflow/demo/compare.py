@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from walflow.demo.forms import Form, form_of, quoted_for_spark
-from walflow.destinations.iceberg.tables import EXACT, table_identifier
+from walflow.destinations.iceberg import table_identifier
+from walflow.destinations.lake import EXACT
 from walflow.model import TableName, quote_identifier
 
 if TYPE_CHECKING:

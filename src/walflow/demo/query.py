@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walflow.destinations.iceberg import catalog_conf
+from walflow.destinations.iceberg import EXTENSIONS, catalog_conf
 from walflow.spark.jars import ICEBERG, find_jars
 from walflow.spark.java import find_java
 
@@ -33,6 +33,7 @@ def query_program(lake: Path) -> str:
     conf = {
         "spark.jars": jars,
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.extensions": EXTENSIONS,
         **catalog_conf(str(lake), {}),
     }
     lines = [f'    .config("{name}", {value!r})' for name, value in conf.items()]

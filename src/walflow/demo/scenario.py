@@ -13,7 +13,7 @@ from walflow.config import Settings, load_settings
 from walflow.demo.compare import TableComparison, compare_table
 from walflow.demo.load import ShopLoad
 from walflow.demo.shop import PUBLICATION, TABLES, Sizes, make_shop
-from walflow.destinations.iceberg.tables import table_identifier
+from walflow.destinations.iceberg import table_identifier
 from walflow.errors import DestinationError
 from walflow.model import TableName
 from walflow.pipeline.pipeline import Pipeline

@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
 from walflow.errors import BadUri, DestinationError
+from walflow.mapping import TableMapping
+from walflow.model import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenDestination", "open_destination", "warehouse_of"]
 
 _KNOWN = ("iceberg",)
+"""Formats of a lake, as URIs name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class OpenDestination:
 
 
 def warehouse_of(uri: str) -> Path:
-    """The folder that an Iceberg URI names."""
+    """The folder that a lake's URI names."""
     parts = urlsplit(uri)
     if parts.scheme not in _KNOWN:
         raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(_KNOWN)}).")
@@ -65,16 +68,24 @@ def open_destination(
     """
     warehouse = warehouse_of(settings.destination.uri)
     _check_writable(warehouse)
-    from walflow.destinations.iceberg import IcebergDestination, Owner, catalog_conf
+    from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
+    from walflow.destinations.lake import LakeDestination, Owner, plan_of
     from walflow.spark.jars import ICEBERG
     from walflow.spark.session import make_session
 
-    options = settings.destination.options
+    format = IcebergFormat(str(warehouse), settings.destination.options)
     owns_spark = spark is None
     if spark is None:
-        conf = catalog_conf(str(warehouse), options)
+        conf = {"spark.sql.extensions": EXTENSIONS, **format.session_conf}
         spark = make_session(settings.spark, [ICEBERG], conf, debug=debug)
-    destination = IcebergDestination(spark, str(warehouse), Owner(settings.name, source), options)
+    mapping = TableMapping(settings.mapping)
+    plans = {
+        mapping.destination(TableName.parse(table)): plan_of(settings.apply, table)
+        for table in settings.apply.tables
+    }
+    others = plan_of(settings.apply)
+    owner = Owner(settings.name, source)
+    destination = LakeDestination(spark, format, owner, lambda name: plans.get(name, others))
     if isinstance(destination, Startup):
         threading.Thread(
             target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -28,15 +29,28 @@ __all__ = [
     "Destination",
     "DropsTables",
     "Events",
+    "FormerChanges",
+    "KeepsProgress",
     "ListsTables",
+    "Maintains",
     "Positioned",
     "RenamesTables",
     "Shutdown",
     "Startup",
     "SwapsTables",
     "TableChanges",
+    "TableProgress",
     "TablesFailed",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class FormerChanges:
+    """Changes from before a table got its present form."""
+
+    files: tuple[str, ...]
+    evolution: Evolution
+    """The way to the present form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +59,14 @@ class TableChanges:
 
     schema: TableSchema
     files: tuple[str, ...]
-    """Files of the change log, as Spark finds them."""
+    """Files of the change log, as Spark finds them, with rows of this form."""
     stats: ChangeStats
     """What is in the files at most: a destination may take short cuts by it."""
     spark: SparkSession = field(repr=False)
     after: Lsn = Lsn(0)
     """Changes of transactions that committed before this position are not among the rows."""
+    former: tuple[FormerChanges, ...] = ()
+    """Files whose rows have another form; ``changes`` shows them in this one."""
 
     @property
     def truncated(self) -> bool:
@@ -62,11 +78,21 @@ class TableChanges:
         """Every change: the table's columns and ``_change_type``, ``_lsn``, ``_seq``,
         ``_timestamp``, ``_xid``, ``_unchanged``, ``_old``, ``_exact``. (``_lsn``, ``_seq``) is
         their order, is unique, and is the same in every replay."""
-        from walflow.spark.net import read_changes
-
-        rows = read_changes(self.spark, self.files, self.schema)
+        rows = self._read()
         # A position is the end of a transaction, `_lsn` the place of its commit, just before.
         return rows.where(f"`_lsn` >= {int(self.after)}") if self.after else rows
+
+    def _read(self) -> DataFrame:
+        from walflow.spark.forms import in_form
+        from walflow.spark.net import read_changes
+
+        parts = [
+            in_form(read_changes(self.spark, part.files, part.evolution.before), part.evolution)
+            for part in self.former
+        ]
+        if self.files or not parts:
+            parts.append(read_changes(self.spark, self.files, self.schema))
+        return reduce(lambda one, other: one.union(other), parts)
 
     def net(self) -> DataFrame:
         """What the changes come to; see walflow.spark.net for the columns.
@@ -200,13 +226,16 @@ class ChangesTables(Protocol):
 
     def change_table(self, evolution: Evolution) -> None:
         """Bring the table from ``evolution.before`` to ``evolution.after`` (both with the
-        destination's name): columns, and in rows that are there, the values that added columns
-        have in rows from before them. The table's position stays.
+        destination's name): columns, key, and in rows that are there, the values of
+        ``evolution.missing`` (see walflow.spark.forms.missing_value) in columns that were added.
+        The table's position stays.
 
-        Called before the first changes of the new form are written, and again if it was not
-        heard of how it ended; so a part of it, or all, may have been done. NotFollowed: it can be
-        done only by a new copy. DestinationError with ``retry`` False and a hint: the destination
-        cannot have such a table, and it is set aside."""
+        Called before the first changes of the new form are written, and while nobody writes
+        changes; also if only the key is another. Called again, with the same forms, if it was not
+        heard of how it ended; so a part of it, or all, may have been done. No other change of form
+        is asked for before this one has succeeded. NotFollowed: it can be done only by a new copy.
+        DestinationError with ``retry`` False and a hint: the destination cannot have such a table,
+        and it is set aside."""
 
 
 @runtime_checkable
@@ -214,6 +243,43 @@ class RenamesTables(Protocol):
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """Give the table, as it is, the other name (of the destination's). False: it cannot be
         done, and nothing has happened. True again if it has that name already."""
+
+
+@runtime_checkable
+class Maintains(Protocol):
+    """Looks after its tables: files that became many or small, snapshots that became old."""
+
+    def maintenance_due(self, table: TableSchema) -> bool:
+        """Whether the table wants to be looked after. Asked after each round: must cost nothing."""
+
+    def maintain(self, table: TableSchema) -> None:
+        """Look after the table. Called between two rounds of it: nobody else writes it meanwhile,
+        and its next changes wait, so it should not take long. Repeats safely; if it fails, the
+        table is as readable and as complete as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """A round that was committed."""
+
+    source: TableName
+    table: TableName
+    """The destination's name for it."""
+    begins: Lsn
+    """Up to here the table was complete with the commit before, too."""
+    position: Lsn
+    """Up to here it is complete with this one."""
+    commit_time: int
+    """When the last transaction in it was committed at the source, in microseconds."""
+
+
+@runtime_checkable
+class KeepsProgress(Protocol):
+    """Keeps, beside the tables, which of their versions belong together."""
+
+    def record_progress(self, rounds: Sequence[TableProgress], complete: Lsn) -> None:
+        """Keep what was committed since the last call. ``complete``: all tables have all up to
+        here. Repeats safely."""
 
 
 @runtime_checkable

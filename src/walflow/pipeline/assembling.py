@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from walflow.changelog import ChangeLog
 from walflow.config import Settings
 from walflow.destinations import OpenDestination
+from walflow.mapping import TableMapping
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.coordinating import Parts
@@ -18,7 +19,6 @@ from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.leasing import LeaseKeeper
-from walflow.pipeline.mapping import TableMapping
 from walflow.pipeline.published import Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.requests import Requests

@@ -13,9 +13,9 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, DropsTables, Positioned
 from walflow.errors import SourceError, WalflowError
+from walflow.mapping import TableMapping, check_apart, conflict
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.dispatching import Dispatcher
-from walflow.pipeline.mapping import TableMapping, check_apart, conflict
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.published import News, Published
 from walflow.pipeline.reading import CopyReader

@@ -17,6 +17,7 @@ from walflow.config import Settings
 from walflow.destinations import OpenDestination, open_destination
 from walflow.destinations.base import Destination
 from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
+from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.apart import check_store_apart
@@ -26,7 +27,6 @@ from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.held_store import held_store
 from walflow.pipeline.leasing import LeaseKeeper
-from walflow.pipeline.mapping import TableMapping
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.retrying import Retries
 from walflow.pipeline.status import PipelineStatus

@@ -30,6 +30,7 @@ __all__ = [
     "changes_schema",
     "exploded_copies",
     "identity_of",
+    "literal",
     "may_be_inexact",
     "net_changes",
     "net_copies",
@@ -65,6 +66,11 @@ _INEXACT = ("date", "timestamp", "decimal")
 def quoted(name: str) -> str:
     """A name as Spark SQL needs it."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """The text as a string in Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def changes_schema(schema: TableSchema) -> str:
@@ -104,10 +110,11 @@ def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
 def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """The net changes of a keyed table.
 
-    Columns: ``_change_type`` (``upsert`` or ``delete``), ``_unchanged`` (columns whose value is
-    that of the destination's row), ``_old`` (the key of that row at the start of the stretch, null
-    where it is the row's own key), ``_exact``, and the table's columns. A delete has only its key
-    (and the key's part of ``_exact``).
+    Columns: ``_change_type`` (``upsert`` or ``delete``), ``_kind``, ``_lsn`` and ``_timestamp`` (of
+    the key's last change: insert, update or delete; a row that leaves for another key is deleted
+    here), ``_unchanged`` (columns whose value is that of the destination's row), ``_old`` (the key
+    of that row at the start of the stretch, null where it is the row's own key), ``_exact``, and
+    the table's columns. A delete has only its key (and the key's part of ``_exact``).
     """
     if not schema.key:
         raise ValueError(f"{schema.name} has no key: use net_copies")
@@ -175,6 +182,9 @@ def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
     last = rows.withColumn("_seq", sf.row_number().over(newest_first)).where("_seq = 1")
     return last.select(
         _change_kind(sf.col("_change_type") == ChangeType.DELETE.value).alias("_change_type"),
+        sf.col("_change_type").alias("_kind"),
+        "_lsn",
+        "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
         (_without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("_exact"),
@@ -211,6 +221,9 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
         return upserts
     left = events.where("departs AND last_of_key").select(
         sf.lit(DELETE).alias("_change_type"),
+        sf.lit(ChangeType.DELETE.value).alias("_kind"),
+        sf.col("at._lsn").alias("_lsn"),
+        sf.col("time").alias("_timestamp"),
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
         *_key_columns_from(sf.col("key"), schema, stats),
@@ -221,15 +234,18 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
 def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """What happens at each key, in order; a change of key happens at both keys.
 
-    Columns: ``at`` (position), ``key``, ``starts`` (a life of the key), ``deletes``, ``departs``
-    (the row goes on elsewhere), ``row``, ``unchanged``, ``exact``; ``life`` (position of the
-    life's start, null for the life that the stretch found), ``last_of_key``.
+    Columns: ``at`` (position), ``time``, ``kind``, ``key``, ``starts`` (a life of the key),
+    ``deletes``, ``departs`` (the row goes on elsewhere), ``row``, ``unchanged``, ``exact``;
+    ``life`` (position of the life's start, null for the life that the stretch found),
+    ``last_of_key``.
     """
     new_key, old_key = _key_of_new(schema, stats), _key_of_old(schema, stats)
     is_update = sf.col("_change_type") == ChangeType.UPDATE.value
     moves = is_update & sf.col("_old").isNotNull() & ~old_key.eqNullSafe(new_key)
     changed = rows.select(
         sf.struct("_lsn", "_seq").alias("at"),
+        sf.col("_timestamp").alias("time"),
+        sf.col("_change_type").alias("kind"),
         new_key.alias("key"),
         old_key.alias("old_key"),
         ((sf.col("_change_type") == ChangeType.INSERT.value) | moves).alias("starts"),
@@ -244,6 +260,8 @@ def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFra
     if stats.key_changes:
         departures = changed.where("moves").select(
             "at",
+            "time",
+            "kind",
             sf.col("old_key").alias("key"),
             sf.lit(False).alias("starts"),
             sf.lit(False).alias("deletes"),
@@ -324,7 +342,10 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         ).alias(f"known{number}")
         for number, column in enumerate(optional)
     }
-    last = sf.max_by(sf.struct("key", "row", "exact", "deletes", "last_of_key"), sf.col("at"))
+    last = sf.max_by(
+        sf.struct("at", "time", "kind", "key", "row", "exact", "deletes", "last_of_key"),
+        sf.col("at"),
+    )
     states = (
         events.where("NOT departs")
         .groupBy("origin", "base")
@@ -358,6 +379,9 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
     exact = _merged_exact(schema, names) if stats.exact else _no_exact()
     return states.select(
         _change_kind(sf.col("last.deletes")).alias("_change_type"),
+        sf.col("last.kind").alias("_kind"),
+        sf.col("last.at._lsn").alias("_lsn"),
+        sf.col("last.time").alias("_timestamp"),
         unchanged.alias("_unchanged"),
         sf.when(unchanged.isNotNull() & moved, base_key).alias("_old"),
         exact.alias("_exact"),
@@ -410,7 +434,8 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
     """The net changes of a keyless table: how many copies of which rows come (or, below zero, go).
 
     Columns: ``row`` (a struct of the table's columns), ``exact``, ``identity`` (what tells such
-    rows apart, see row_identity), ``copies``.
+    rows apart, see row_identity), ``copies``; ``_kind``, ``_lsn`` and ``_timestamp`` of the last
+    change that added one.
     """
     rows = since_truncate(changes, stats)
     names = [quoted(name) for name in schema.column_names]
@@ -419,6 +444,7 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
         sf.struct(*names).alias("row"),
         (_without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
         sf.when(is_delete, -1).otherwise(1).alias("weight"),
+        sf.when(~is_delete, sf.struct("_lsn", "_seq", "_timestamp", "_change_type")).alias("added"),
     )
     if stats.updates:
         gone = rows.where(sf.col("_change_type") == ChangeType.UPDATE.value).select(
@@ -426,15 +452,25 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
             (_only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
             sf.lit(-1).alias("weight"),
         )
-        weighted = weighted.unionByName(gone)
+        weighted = weighted.unionByName(gone, allowMissingColumns=True)
     return (
         weighted.groupBy(row_identity(schema, sf.col("row"), sf.col("exact")).alias("identity"))
         .agg(
             sf.first("row").alias("row"),
             sf.first("exact").alias("exact"),
             sf.sum("weight").alias("copies"),
+            sf.max("added").alias("added"),
         )
         .where("copies <> 0")
+        .select(
+            "identity",
+            "row",
+            "exact",
+            "copies",
+            sf.col("added._change_type").alias("_kind"),
+            sf.col("added._lsn").alias("_lsn"),
+            sf.col("added._timestamp").alias("_timestamp"),
+        )
     )
 
 
@@ -453,15 +489,22 @@ def _only_old_texts(exact: Expr) -> Expr:
 
 
 def exploded_copies(copies: DataFrame, schema: TableSchema) -> DataFrame:
-    """One row for each copy: ``_change_type`` (``insert`` or ``delete``), ``_exact``, columns."""
+    """One row for each copy: ``_change_type`` (``insert`` or ``delete``), ``_kind``, ``_lsn``,
+    ``_timestamp`` (see net_copies), ``_exact``, columns."""
     kind = sf.when(sf.col("copies") > 0, ChangeType.INSERT.value)
     return copies.select(
         kind.otherwise(ChangeType.DELETE.value).alias("_change_type"),
+        "_kind",
+        "_lsn",
+        "_timestamp",
         "row",
         sf.col("exact").alias("_exact"),
         sf.explode(sf.sequence(sf.lit(1), sf.abs("copies").cast("int"))).alias("copy"),
     ).select(
         "_change_type",
+        "_kind",
+        "_lsn",
+        "_timestamp",
         "_exact",
         *(sf.col("row")[name].alias(name) for name in schema.column_names),
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from walflow.destinations.iceberg.destination import IcebergDestination
-from walflow.destinations.iceberg.tables import CATALOG, Owner, catalog_conf, table_identifier
+from walflow.destinations.iceberg.format import IcebergFormat
+from walflow.destinations.iceberg.tables import (
+    CATALOG,
+    EXTENSIONS,
+    catalog_conf,
+    table_identifier,
+)
 
-__all__ = ["CATALOG", "IcebergDestination", "Owner", "catalog_conf", "table_identifier"]
+__all__ = ["CATALOG", "EXTENSIONS", "IcebergFormat", "catalog_conf", "table_identifier"]

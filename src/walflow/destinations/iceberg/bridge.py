@@ -10,25 +10,21 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from walflow.destinations.iceberg.sessions import catalog_session
-from walflow.destinations.iceberg.tables import (
-    CATALOG,
-    EXACT,
-    POSITION,
-    Owner,
-    Progress,
-    check_owner,
-    columns_ddl,
-    folder_names,
-    summary_of,
-    table_properties,
-)
-from walflow.model import Lsn, TableName, TableSchema
+from pyspark.sql.types import StructType
+
+from walflow.destinations.iceberg.tables import CATALOG, all_properties, folder_names
+from walflow.destinations.lake.format import Constant, Stored
+from walflow.destinations.lake.forms import EXACT, StoredForm
+from walflow.destinations.lake.owner import POSITION, Stamp
+from walflow.destinations.lake.sessions import lake_session
+from walflow.model import Lsn, TableName
 from walflow.spark.connect import is_remote_session
+from walflow.spark.net import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,16 +34,15 @@ __all__ = ["Bridge", "open_bridge"]
 _FOOTER_READERS = 4
 
 
-def open_bridge(spark: SparkSession, conf: Mapping[str, str], owner: Owner) -> Bridge | None:
+def open_bridge(spark: SparkSession, conf: Mapping[str, str]) -> Bridge | None:
     """The bridge to the catalog that the conf describes; None where there is none."""
-    return None if is_remote_session(spark) else Bridge(catalog_session(spark, conf), owner)
+    return None if is_remote_session(spark) else Bridge(lake_session(spark, conf))
 
 
 class Bridge:
     """The catalog as an object of Iceberg's. Calls may come from several threads."""
 
-    def __init__(self, spark: SparkSession, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, spark: SparkSession) -> None:
         self._session: Any = spark
         # Makes the session load the catalog; asked by the API, it would look in another's conf.
         spark.sql(f"USE {CATALOG}")
@@ -63,33 +58,44 @@ class Bridge:
         self._identifiers = iceberg.catalog.TableIdentifier
         self._struct_type = jvm.org.apache.spark.sql.types.StructType
         self._schemas = iceberg.spark.SparkSchemaUtil
-        self._properties = jvm.java.util.HashMap()
-        for name, value in table_properties(owner).items():
-            self._properties.put(name, value)
+        self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
+        self._literals = iceberg.expressions.Expressions
 
-    def read_progress(self, name: TableName) -> Progress | None:
-        """See tables.read_progress."""
+    def look(self, name: TableName) -> Stored | None:
+        """See LakeFormat.look."""
         table = self._load(name)
         if table is None:
             return None
-        check_owner(name, self._owner, table.properties())
-        return Progress(_position(table), table.schema().findField(EXACT) is not None)
+        # As JSON: each value that is asked for by itself is a call to the JVM.
+        form = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
+        columns = {field.name: field.dataType.simpleString() for field in form.fields}
+        properties = json.loads(self._mapper.writeValueAsString(table.properties()))
+        return Stored(_position(table), columns, properties)
 
-    def replace_table(
-        self, table: TableSchema, files: Sequence[Path], position: Lsn, exact: bool
+    def adopt(
+        self,
+        form: StoredForm,
+        files: Sequence[Path],
+        constants: Mapping[str, Constant],
+        stamp: Stamp,
     ) -> bool:
-        """Make the table of the files, whatever it was before, in one commit with the position.
+        """See LakeFormat.adopt.
 
         The files get a second name (a hard link) in the table's folder, with what they hold as it
-        is; False if they cannot, and then nothing has happened. What the former snapshots consist
-        of stays for their readers, until the snapshots expire.
+        is; False if they cannot. What the former snapshots consist of stays for their readers,
+        until the snapshots expire.
         """
-        former = self._load(table.name)
-        if former is not None:
-            check_owner(table.name, self._owner, former.properties())
-        schema = self._schemas.convert(self._struct_type.fromDDL(columns_ddl(table, exact)))
-        builder = self._catalog.buildTable(self._identifier(table.name), schema)
-        builder = builder.withProperties(self._properties)
+        former = self._load(form.name)
+        # Our columns are not in the files: they come later, with what they are to be read as.
+        ours = {column.name: column.spark_type for column in form.ours}
+        in_files = ", ".join(
+            f"{quoted(c.name)} {c.spark_type}{'' if c.nullable else ' NOT NULL'}"
+            for c in form.columns
+            if c.name not in ours
+        )
+        schema = self._schemas.convert(self._struct_type.fromDDL(in_files))
+        builder = self._catalog.buildTable(self._identifier(form.name), schema)
+        builder = builder.withProperties(self._java_map(all_properties(form, stamp.owner)))
         if former is None:
             transaction = builder.createTransaction()
         else:
@@ -98,11 +104,13 @@ class Bridge:
         if files and (folder := _link(files, transaction.table().location())) is None:
             return False
         try:
+            if ours:
+                self._add_columns(transaction, ours, constants)
             data = [] if folder is None else self._data_files(folder, transaction, former)
             append = transaction.newAppend()
             for file in data:
                 append.appendFile(file)
-            for key, value in summary_of(self._owner, position).items():
+            for key, value in stamp.properties.items():
                 append.set(key, value)
             append.commit()
         except BaseException:
@@ -112,6 +120,34 @@ class Bridge:
         # If this fails nobody knows whether it has happened: the links stay where they are.
         transaction.commitTransaction()
         return True
+
+    def _add_columns(
+        self, transaction: Any, columns: Mapping[str, str], values: Mapping[str, Constant]
+    ) -> None:
+        """Columns that rows of files which lack them have these values in."""
+        update = transaction.updateSchema()
+        for name, spark_type in columns.items():
+            ddl = f"{quoted(name)} {spark_type}"
+            kind = self._schemas.convert(self._struct_type.fromDDL(ddl)).columns()[0].type()
+            value = values.get(name)
+            if value is None:
+                update = update.addColumn(name, kind)
+            else:
+                update = update.addColumn(name, kind, self._literal(value).to(kind))
+        update.commit()
+
+    def _literal(self, value: Constant) -> Any:
+        if isinstance(value, datetime):
+            return self._literals.lit(value.isoformat(timespec="microseconds"))
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self._literals.lit(self._jvm.java.lang.Long.valueOf(value))
+        return self._literals.lit(value)
+
+    def _java_map(self, entries: Mapping[str, str]) -> Any:
+        made = self._jvm.java.util.HashMap()
+        for name, value in entries.items():
+            made.put(name, value)
+        return made
 
     def _data_files(self, folder: Path, transaction: Any, former: Any) -> Any:
         """The folder's Parquet files as Iceberg knows them, with the bounds of their columns."""

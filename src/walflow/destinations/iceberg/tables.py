@@ -5,48 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from walflow.errors import DestinationForeign
-from walflow.model import Column, Lsn, TableName, TableSchema
-from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted
+from walflow.destinations.lake.format import Stored
+from walflow.destinations.lake.forms import StoredForm, table_properties
+from walflow.destinations.lake.owner import POSITION, Owner, Stamp, is_owned
+from walflow.model import Lsn, TableName
+from walflow.spark.net import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
     "CATALOG",
-    "EXACT",
-    "POSITION",
-    "Owner",
-    "Progress",
+    "EXTENSIONS",
+    "all_properties",
     "catalog_conf",
-    "check_owner",
-    "columns_ddl",
     "create_table",
     "drop_table",
     "folder_names",
-    "literal",
+    "look_at_table",
     "make_namespace",
     "owned_tables",
-    "read_progress",
     "stamped",
-    "summary_of",
     "table_identifier",
-    "table_properties",
 ]
 
 CATALOG = "lake"
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-
-EXACT = "_EXACT"
-"""The column of exact texts, added to a table the first time that a row needs it."""
-
-POSITION = "walflow.lsn"
-"""Under this name a snapshot's summary has the position that the table was at with it."""
 
 _PROPERTIES = {
     # Deletion vectors: an update marks the old row and appends the new one.
@@ -69,37 +57,10 @@ _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 _logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The pipeline that tables belong to."""
-
-    pipeline: str
-    system: str
-    """The source: its system identifier and database."""
-    timeline: int | None = None
-
-    @property
-    def properties(self) -> dict[str, str]:
-        known = {"walflow.pipeline": self.pipeline, "walflow.system": self.system}
-        if self.timeline is not None:
-            known["walflow.timeline"] = str(self.timeline)
-        return known
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a table says of itself."""
-
-    applied: Lsn | None
-    """None: no copy of it was ever completed."""
-    has_exact: bool
-
-
 def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
     """Spark settings of our catalog; options name another kind of catalog, or its details."""
     prefix = f"spark.sql.catalog.{CATALOG}"
     return {
-        "spark.sql.extensions": EXTENSIONS,
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         f"{prefix}.type": "hadoop",
         f"{prefix}.warehouse": warehouse,
@@ -145,24 +106,8 @@ def _unescaped(escaped: str) -> str:
     return bytes.fromhex(escaped.replace("~", "")).decode()
 
 
-def literal(text: str) -> str:
-    """The text as a string in Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def columns_ddl(schema: TableSchema, exact: bool) -> str:
-    """The table's columns, as DDL; with ``exact``, the column of exact texts too."""
-    columns = [
-        f"{quoted(c.name)} {c.spark_type}{' NOT NULL' if _never_null(schema, c) else ''}"
-        for c in schema.columns
-    ]
-    if exact:
-        columns.append(f"{quoted(EXACT)} {EXACT_TYPE}")
-    return ", ".join(columns)
-
-
-def table_properties(owner: Owner) -> dict[str, str]:
-    return _PROPERTIES | owner.properties
+def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
+    return {**_PROPERTIES, **owner.properties, **table_properties(form)}
 
 
 def make_namespace(spark: SparkSession, name: TableName) -> None:
@@ -170,20 +115,15 @@ def make_namespace(spark: SparkSession, name: TableName) -> None:
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
 
 
-def create_table(spark: SparkSession, schema: TableSchema, owner: Owner, exact: bool) -> None:
+def create_table(spark: SparkSession, form: StoredForm, owner: Owner) -> None:
     """Make the empty table."""
     properties = ", ".join(
-        f"{literal(name)} = {literal(value)}" for name, value in table_properties(owner).items()
+        f"{literal(name)} = {literal(value)}" for name, value in all_properties(form, owner).items()
     )
     spark.sql(
-        f"CREATE TABLE {table_identifier(schema.name)} ({columns_ddl(schema, exact)})"
+        f"CREATE TABLE {table_identifier(form.name)} ({form.ddl})"
         f" USING iceberg TBLPROPERTIES ({properties})"
     )
-
-
-def _never_null(schema: TableSchema, column: Column) -> bool:
-    # A key that its type cannot hold becomes null, with the text in the column of exact texts.
-    return column.name in schema.key and not may_be_inexact(column)
 
 
 def drop_table(spark: SparkSession, name: TableName) -> None:
@@ -226,7 +166,7 @@ def _is_owned(spark: SparkSession, name: TableName, owner: Owner) -> bool:
             error=str(error).strip().partition("\n")[0],
         )
         return False
-    return _owner_of(properties) == (owner.pipeline, owner.system)
+    return is_owned(owner, properties)
 
 
 def _properties(spark: SparkSession, name: TableName) -> dict[str, str]:
@@ -234,35 +174,13 @@ def _properties(spark: SparkSession, name: TableName) -> dict[str, str]:
     return {row["key"]: row["value"] for row in rows}
 
 
-def _owner_of(properties: Mapping[str, str]) -> tuple[str | None, str | None]:
-    return properties.get("walflow.pipeline"), properties.get("walflow.system")
-
-
-def read_progress(spark: SparkSession, name: TableName, owner: Owner) -> Progress | None:
-    """How far the table is; None when there is none. DestinationForeign when it is not ours."""
+def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
+    """By SQL alone; None when there is none."""
     identifier = table_identifier(name)
     if not spark.catalog.tableExists(identifier):
         return None
-    check_owner(name, owner, _properties(spark, name))
-    return Progress(_position(spark, identifier), EXACT in spark.table(identifier).columns)
-
-
-def check_owner(name: TableName, owner: Owner, properties: Mapping[str, str]) -> None:
-    """DestinationForeign unless the table with these properties is the owner's."""
-    pipeline, system = _owner_of(properties)
-    if (pipeline, system) == (owner.pipeline, owner.system):
-        return
-    if pipeline is None:
-        whose = "was not made by walflow"
-    elif pipeline != owner.pipeline:
-        whose = f"belongs to the pipeline {pipeline!r}"
-    else:
-        whose = f"was copied from another source ({system}, now {owner.system})"
-    raise DestinationForeign(
-        f"the table {table_identifier(name)} exists and {whose}",
-        hint=f"Use another warehouse folder, or remove the table: "
-        f"DROP TABLE {table_identifier(name)} PURGE;",
-    )
+    columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
+    return Stored(_position(spark, identifier), columns, _properties(spark, name))
 
 
 def _position(spark: SparkSession, identifier: str) -> Lsn | None:
@@ -283,15 +201,10 @@ def _position(spark: SparkSession, identifier: str) -> Lsn | None:
     return None
 
 
-def summary_of(owner: Owner, position: Lsn) -> dict[str, str]:
-    """What a commit says of itself in its snapshot's summary."""
-    return {**owner.properties, POSITION: str(position)}
-
-
 @contextmanager
-def stamped(spark: SparkSession, owner: Owner, position: Lsn) -> Iterator[None]:
-    """What this session commits inside carries the position in its snapshot's summary."""
-    summary = summary_of(owner, position)
+def stamped(spark: SparkSession, stamp: Stamp) -> Iterator[None]:
+    """What this session commits inside carries the stamp in its snapshot's summary."""
+    summary = stamp.properties
     for name, value in summary.items():
         spark.conf.set(_SNAPSHOT_PROPERTY + name, value)
     try:

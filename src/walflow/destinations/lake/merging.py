@@ -1,88 +1,44 @@
-"""One commit a round: how net changes get into a table.
+"""One commit a round: how net changes get into a table that mirrors its source.
 
-Every function here makes exactly one commit; the session it runs in stamps it with the position.
+Every function that writes makes exactly one commit; the session it runs in stamps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from walflow.destinations.iceberg.tables import EXACT, literal, table_identifier
+from walflow.destinations.lake.format import RowPlaces
+from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.errors import DestinationError
 from walflow.model import TableSchema
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted, row_identity
+from walflow.spark.net import EXACT_TYPE, literal, may_be_inexact, quoted, row_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "append_rows",
-    "kept",
-    "merge_copies",
-    "merge_net",
-    "replace_rows",
-    "replace_table",
-    "with_base_rows",
-]
+__all__ = ["merge_copies", "merge_net", "metadata_values", "with_base_rows"]
 
 _SOURCE = "walflow_round"
 
 
-@contextmanager
-def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """The frame, computed once however often it is read inside."""
-    from pyspark import StorageLevel
-
-    frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
+def metadata_values(form: StoredForm) -> dict[str, str]:
+    """By name of a metadata column that the table has, the net changes' column with its value."""
+    names = form.plan.metadata
+    if names is None:
+        return {}
+    return {names.change_type: "_kind", names.lsn: "_lsn", names.timestamp: "_timestamp"}
 
 
-def append_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> None:
-    """Add rows (the table's columns and ``_exact``)."""
-    _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name)).append()
-
-
-def replace_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> None:
-    """Make these the table's only rows."""
-    writer = _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name))
-    writer.overwrite(sf.lit(True))
-
-
-def replace_table(
-    rows: DataFrame, schema: TableSchema, properties: Mapping[str, str], has_exact: bool
-) -> None:
-    """Make a table of these rows, whatever it was before. (No column of it is NOT NULL: Spark
-    cannot know that of rows that it has read.)"""
-    writer = _table_rows(rows, schema, has_exact).writeTo(table_identifier(schema.name))
-    for name, value in properties.items():
-        writer = writer.tableProperty(name, value)
-    writer.using("iceberg").createOrReplace()
-
-
-def _table_rows(rows: DataFrame, schema: TableSchema, has_exact: bool) -> DataFrame:
-    columns = [sf.col(quoted(name)) for name in schema.column_names]
-    if has_exact:
-        columns.append(
-            sf.col("_exact").alias(EXACT)
-            if "_exact" in rows.columns
-            else sf.lit(None).cast(EXACT_TYPE).alias(EXACT)
-        )
-    return rows.select(*columns)
-
-
-def merge_net(net: DataFrame, schema: TableSchema, has_exact: bool, partial: bool) -> None:
+def merge_net(net: DataFrame, identifier: str, form: StoredForm, *, partial: bool) -> None:
     """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
-    spark = net.sparkSession
+    spark, schema, has_exact = net.sparkSession, form.schema, form.exact
     values = [name for name in schema.column_names if name not in schema.key]
     target, source = "t.{}".format, "s.{}".format
     updates = [
@@ -94,6 +50,10 @@ def merge_net(net: DataFrame, schema: TableSchema, has_exact: bool, partial: boo
         _new_or_missing(schema, name) if partial and name in values else source(quoted(name))
         for name in schema.column_names
     ]
+    for name, value in metadata_values(form).items():
+        updates.append(f"t.{quoted(name)} = s.{value}")
+        columns.append(quoted(name))
+        inserts.append(f"s.{value}")
     if has_exact:
         updates.append(f"{target(EXACT)} = {_exact_after(partial)}")
         columns.append(EXACT)
@@ -104,7 +64,7 @@ def merge_net(net: DataFrame, schema: TableSchema, has_exact: bool, partial: boo
     # source's keys (a Bloom filter) only where the source is filtered itself.
     with _viewed(net):
         spark.sql(
-            f"MERGE INTO {table_identifier(schema.name)} t"
+            f"MERGE INTO {identifier} t"
             f" USING (SELECT * FROM {_SOURCE} WHERE _change_type IN ('upsert', 'delete')) s"
             f" ON {_same_key(schema, has_exact)}"
             " WHEN MATCHED AND s._change_type = 'delete' THEN DELETE"
@@ -159,13 +119,14 @@ def _exact_after(partial: bool) -> str:
     return f"CASE WHEN s._unchanged IS NULL THEN s._exact WHEN size({both}) > 0 THEN {both} END"
 
 
-def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> DataFrame:
+def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFrame:
     """Net changes in which rows that changed their key have the values they were not sent.
 
     Those values are in the table, under the key that the row had (``_old``).
     """
+    schema, has_exact = form.schema, form.exact
     moved = net.where("_old IS NOT NULL")
-    table = net.sparkSession.table(table_identifier(schema.name)).select(
+    table = net.sparkSession.table(identifier).select(
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("base"),
         (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("base_exact"),
     )
@@ -187,6 +148,9 @@ def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> Data
     found = found.withColumn("base_exact", exact)
     filled = found.select(
         "_change_type",
+        "_kind",
+        "_lsn",
+        "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
         sf.when(sf.size("base_exact") > 0, sf.col("base_exact")).alias("_exact"),
@@ -197,22 +161,26 @@ def with_base_rows(net: DataFrame, schema: TableSchema, has_exact: bool) -> Data
     return net.where("_old IS NULL").unionByName(checkpointed(filled))
 
 
-def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> None:
+def merge_copies(copies: DataFrame, identifier: str, form: StoredForm, places: RowPlaces) -> None:
     """Remove and add as many copies of rows as the net copies of a keyless table say.
 
     Equal rows are told apart by where they are stored, so that exactly as many go as must.
     """
-    spark = copies.sparkSession
-    identifier = table_identifier(schema.name)
+    spark, schema, has_exact = copies.sparkSession, form.schema, form.exact
+    metadata = metadata_values(form)
     gone = copies.where("copies < 0").select("identity", (-sf.col("copies")).alias("wanted"))
     stored = sf.struct(
         *(sf.col(quoted(c.name)).cast(c.spark_type).alias(c.name) for c in schema.columns)
     )
     exact = sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)
-    table = spark.table(identifier).select(
-        sf.col("_file").alias("file"),
-        sf.col("_pos").alias("place"),
-        row_identity(schema, stored, exact).alias("stored"),
+    table = (
+        spark.table(identifier)
+        .alias("t")
+        .select(
+            sf.expr(places.file).alias("file"),
+            sf.expr(places.place).alias("place"),
+            row_identity(schema, stored, exact).alias("stored"),
+        )
     )
     number = sf.row_number().over(Window.partitionBy("identity").orderBy("file", "place"))
     removed = checkpointed(
@@ -235,18 +203,22 @@ def merge_copies(copies: DataFrame, schema: TableSchema, has_exact: bool) -> Non
         sf.lit(None).cast("bigint").alias("place"),
         "row",
         "exact",
+        *metadata.values(),
         sf.explode(sf.sequence(sf.lit(1), sf.col("copies").cast("int"))).alias("copy"),
     )
     source = added.drop("copy").unionByName(removed, allowMissingColumns=True)
     columns = [quoted(name) for name in schema.column_names]
     values = [f"s.row.{name}" for name in columns]
+    for name, value in metadata.items():
+        columns.append(quoted(name))
+        values.append(f"s.{value}")
     if has_exact:
         columns.append(EXACT)
         values.append("s.exact")
     with _viewed(source):
         spark.sql(
             f"MERGE INTO {identifier} t USING {_SOURCE} s"
-            " ON t._file = s.file AND t._pos = s.place"
+            f" ON {places.file} = s.file AND {places.place} = s.place"
             " WHEN MATCHED THEN DELETE"
             f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
             f" VALUES ({', '.join(values)})"

@@ -15,15 +15,14 @@ from walflow.spark.session import child_session, end_child_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SessionPool", "catalog_session"]
+__all__ = ["SessionPool", "lake_session"]
 
 
-def catalog_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """A session of the same Spark that sees the conf's catalogs."""
+def lake_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """A session of the same Spark that is told the conf."""
     child = child_session(spark)
     for name, value in conf.items():
-        if name.startswith("spark.sql.catalog."):
-            child.conf.set(name, value)
+        child.conf.set(name, value)
     return child
 
 
@@ -43,7 +42,7 @@ class SessionPool:
         with self._lock:
             session = self._idle.pop() if self._idle else None
         if session is None:
-            session = catalog_session(self._spark, self._conf)
+            session = lake_session(self._spark, self._conf)
         try:
             yield session
         except BaseException:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
-from walflow.destinations.iceberg.bridge import open_bridge
-from walflow.destinations.iceberg.merge import append_rows, kept, merge_net
-from walflow.destinations.iceberg.sessions import SessionPool
-from walflow.destinations.iceberg.tables import Owner, catalog_conf, create_table
+from walflow.destinations.base import TableChanges
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.forms import TablePlan, stored_form
+from walflow.destinations.lake.modes import mirror
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.rounds import Round
+from walflow.destinations.lake.sessions import SessionPool
 from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
-from walflow.spark.net import changes_schema, net_changes
+from walflow.spark.net import changes_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["warm_up_writes"]
 
@@ -28,26 +31,33 @@ _TABLE = TableSchema(
 )
 
 
-def warm_up_writes(spark: SparkSession) -> None:
+def warm_up_writes(spark: SparkSession, format: LakeFormat) -> None:
     """Make, append to and merge into a table in a temporary folder, in a session of its own."""
     with tempfile.TemporaryDirectory(prefix="walflow-warm-") as folder:
-        conf, owner = catalog_conf(folder, {}), Owner("warm-up", "0")
-        pool = SessionPool(spark, conf)
+        format = format.warm_copy(folder)
+        pool = SessionPool(spark, format.session_conf)
+        form = stored_form(_TABLE, TablePlan(), exact=False)
         with pool.borrowed() as session:
-            bridge = open_bridge(spark, conf, owner)
-            if bridge is None:
-                create_table(session, _TABLE, owner, exact=False)
-            else:
-                bridge.replace_table(_TABLE, [], Lsn(0), exact=False)
-            _write(session)
+            stamp = Stamp(Owner("warm-up", "0"), Lsn(1))
+            format.opened(spark)
+            format.make_namespace(session, form.name)
+            if not format.adopt(session, form, [], {}, stamp):
+                format.create(session, form, stamp.owner)
+            for stats in (ChangeStats(rows=1, inserts=1), ChangeStats(rows=1, updates=1)):
+                with format.stamped(session, stamp):
+                    mirror.apply(Round(format, form, _changes(session, stats)))
         pool.close()
 
 
-def _write(session: SparkSession) -> None:
-    changes = session.createDataFrame(
-        [("update", 1, 0, None, 1, None, None, None, 1, "a")], changes_schema(_TABLE)
-    )
-    append_rows(changes, _TABLE, has_exact=False)
-    stats = ChangeStats(rows=1, updates=1)
-    with kept(net_changes(changes, _TABLE, stats)) as net:
-        merge_net(net, _TABLE, has_exact=False, partial=False)
+def _changes(session: SparkSession, stats: ChangeStats) -> TableChanges:
+    return _Made(_TABLE, (), stats, session)
+
+
+class _Made(TableChanges):
+    """Changes that are in no file."""
+
+    @property
+    def changes(self) -> DataFrame:
+        return self.spark.createDataFrame(
+            [("update", 1, 0, None, 1, None, None, None, 1, "a")], changes_schema(_TABLE)
+        )

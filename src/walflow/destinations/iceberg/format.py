@@ -1,0 +1,119 @@
+"""Iceberg, as a format of a lake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.destinations.iceberg.bridge import Bridge, open_bridge
+from walflow.destinations.iceberg.tables import (
+    all_properties,
+    catalog_conf,
+    create_table,
+    drop_table,
+    look_at_table,
+    make_namespace,
+    owned_tables,
+    stamped,
+    table_identifier,
+)
+from walflow.destinations.lake.format import Constant, RowPlaces, Stored
+from walflow.destinations.lake.forms import StoredForm
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.model import TableName
+from walflow.spark.net import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["IcebergFormat"]
+
+
+class IcebergFormat:
+    """Tables ``lake.<schema>.<table>`` of a catalog; see LakeFormat.
+
+    The quick ways go through a bridge to the JVM. Where there is none (Spark Connect), SQL does
+    the same.
+    """
+
+    name = "iceberg"
+    keeps_views = False
+    places = RowPlaces("t._file", "t._pos")
+
+    def __init__(self, warehouse: str, options: Mapping[str, str] | None = None) -> None:
+        """``options`` name another kind of catalog than folders, or its details."""
+        self.session_conf = catalog_conf(warehouse, options or {})
+        self._opening = threading.Lock()
+        self._bridges: list[Bridge | None] = []
+
+    def opened(self, spark: SparkSession) -> None:
+        self._bridge(spark)
+
+    def warm_copy(self, folder: str) -> IcebergFormat:
+        return IcebergFormat(folder)
+
+    def identifier(self, name: TableName) -> str:
+        return table_identifier(name)
+
+    def make_namespace(self, spark: SparkSession, name: TableName) -> None:
+        make_namespace(spark, name)
+
+    def look(self, spark: SparkSession, name: TableName) -> Stored | None:
+        bridge = self._bridge(spark)
+        return look_at_table(spark, name) if bridge is None else bridge.look(name)
+
+    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
+        create_table(spark, form, owner)
+
+    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+        """(No column is NOT NULL then: Spark cannot know that of rows that it has read.)"""
+        writer = rows.writeTo(table_identifier(form.name))
+        for name, value in all_properties(form, stamp.owner).items():
+            writer = writer.tableProperty(name, value)
+        with stamped(rows.sparkSession, stamp):
+            writer.using("iceberg").createOrReplace()
+
+    def adopt(
+        self,
+        spark: SparkSession,
+        form: StoredForm,
+        files: Sequence[Path],
+        constants: Mapping[str, Constant],
+        stamp: Stamp,
+    ) -> bool:
+        bridge = self._bridge(spark)
+        return bridge is not None and bridge.adopt(form, files, constants, stamp)
+
+    def stamped(self, spark: SparkSession, stamp: Stamp) -> AbstractContextManager[None]:
+        return stamped(spark, stamp)
+
+    def append(self, rows: DataFrame, name: TableName) -> None:
+        rows.writeTo(table_identifier(name)).append()
+
+    def overwrite(self, rows: DataFrame, name: TableName) -> None:
+        rows.writeTo(table_identifier(name)).overwrite(sf.lit(True))
+
+    def touch(self, spark: SparkSession, name: TableName) -> None:
+        identifier = table_identifier(name)
+        spark.sql(f"INSERT INTO {identifier} SELECT * FROM {identifier} WHERE false")
+
+    def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
+        spark.sql(f"ALTER TABLE {table_identifier(name)} ADD COLUMN {quoted(column)} {type}")
+
+    def drop(self, spark: SparkSession, name: TableName) -> None:
+        drop_table(spark, name)
+
+    def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
+        return owned_tables(spark, owner)
+
+    def _bridge(self, spark: SparkSession) -> Bridge | None:
+        """Opened when first asked for: that starts the catalog, which may take long, or fail."""
+        with self._opening:
+            if not self._bridges:
+                self._bridges.append(open_bridge(spark, self.session_conf))
+            return self._bridges[0]

@@ -1,0 +1,117 @@
+"""What Iceberg and Delta do each in its own way: the rest of a lake is the same for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from walflow.destinations.lake.forms import StoredForm
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.model import Lsn, TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Constant", "LakeFormat", "RowPlaces", "Stored"]
+
+Constant = str | int | datetime | None
+"""What a column of ours has in all rows of a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a table says of itself."""
+
+    position: Lsn | None
+    """Of its newest commit that has one; None: no copy of it was ever completed."""
+    columns: Mapping[str, str]
+    """Name and Spark type of each, in order."""
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Two expressions (of the table under the name ``t`` in SQL) that tell equal rows apart."""
+
+    file: str
+    place: str
+
+
+class LakeFormat(Protocol):
+    """All calls get a session that is the caller's alone (but ``opened``), and may come from
+    several threads, never two at once for one table. What Spark throws they let through."""
+
+    @property
+    def name(self) -> str:
+        """``iceberg``"""
+
+    @property
+    def keeps_views(self) -> bool:
+        """Whether views can be made beside the tables."""
+
+    @property
+    def session_conf(self) -> Mapping[str, str]:
+        """What a session of ours must be told before it is used."""
+
+    def opened(self, spark: SparkSession) -> None:
+        """Get ready, with the caller's own session. May take long. Repeats safely."""
+
+    def warm_copy(self, folder: str) -> LakeFormat:
+        """The same format on another folder, for tables that only warm Spark up."""
+
+    def identifier(self, name: TableName) -> str:
+        """The table's name in Spark SQL."""
+
+    def make_namespace(self, spark: SparkSession, name: TableName) -> None:
+        """Make what the table is to be in, unless it is there."""
+
+    def look(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """None when there is no such table. Must be quick: it is asked at each start."""
+
+    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
+        """Make the table, empty and without a position. There is none."""
+
+    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+        """Make these rows (all columns of the form, in order) the table, whatever was there, in
+        one commit with the stamp. Readers see the former table or this one."""
+
+    def adopt(
+        self,
+        spark: SparkSession,
+        form: StoredForm,
+        files: Sequence[Path],
+        constants: Mapping[str, Constant],
+        stamp: Stamp,
+    ) -> bool:
+        """As replace, with the rows of these Parquet files, taken over as they are; ``constants``
+        are the values of our columns, which the files lack. False if it cannot be done so, and
+        then nothing has happened. The files stay with the caller."""
+
+    def stamped(self, spark: SparkSession, stamp: Stamp) -> AbstractContextManager[None]:
+        """What the session commits inside carries the stamp."""
+
+    def append(self, rows: DataFrame, name: TableName) -> None:
+        """Add rows that have all columns of the table, in order. One commit."""
+
+    def overwrite(self, rows: DataFrame, name: TableName) -> None:
+        """Make these the table's only rows. One commit."""
+
+    def touch(self, spark: SparkSession, name: TableName) -> None:
+        """Commit nothing but the session's stamp."""
+
+    @property
+    def places(self) -> RowPlaces:
+        """What tells rows apart that are equal in all columns."""
+
+    def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
+        """Add a column that is null in all rows."""
+
+    def drop(self, spark: SparkSession, name: TableName) -> None:
+        """Remove the table and its files, if it is there."""
+
+    def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
+        """All tables that are the owner's."""

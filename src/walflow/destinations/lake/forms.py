@@ -1,0 +1,178 @@
+"""What a lake's table has as columns: those of the source, and ours beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from walflow.config import ApplySettings
+from walflow.config.settings import DroppedColumns, Freshness, Mode
+from walflow.errors import DestinationError
+from walflow.model import Column, TableName, TableSchema
+from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted
+
+__all__ = [
+    "COPY",
+    "CURRENT",
+    "DELETED",
+    "EXACT",
+    "MODE",
+    "SEQ",
+    "VALID_FROM",
+    "VALID_TO",
+    "Metadata",
+    "StoredColumn",
+    "StoredForm",
+    "TablePlan",
+    "plan_of",
+    "stored_form",
+    "table_properties",
+]
+
+EXACT = "_EXACT"
+"""The column of exact texts, added to a table the first time that a row needs it."""
+
+
+COPY = "copy"
+"""The kind of change that rows have which came with the copy."""
+MODE = "walflow.mode"
+"""Under this name a table's properties have its mode."""
+
+DELETED = "_DELETED"
+SEQ = "_SEQ"
+VALID_FROM, VALID_TO, CURRENT = "_VALID_FROM", "_VALID_TO", "_CURRENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The names of the columns that tell by which change a row came to be."""
+
+    change_type: str = "_CHANGE_TYPE"
+    lsn: str = "_LSN"
+    timestamp: str = "_TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What is wanted of one table."""
+
+    mode: Mode = "mirror"
+    freshness: Freshness = "auto"
+    on_column_dropped: DroppedColumns = "drop"
+    metadata: Metadata | None = Metadata()
+    view_from_rows: int = 20_000_000
+    fold_share: float = 0.1
+    fold_seconds: float = 300.0
+
+
+def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:
+    """What the settings say of a table of the source (schema.table), or of all others."""
+    own = settings.tables.get(table) if table is not None else None
+    names = Metadata(settings.change_type_column, settings.lsn_column, settings.timestamp_column)
+    return TablePlan(
+        mode=(own and own.mode) or settings.mode,
+        freshness=(own and own.freshness) or settings.freshness,
+        on_column_dropped=(own and own.on_column_dropped) or settings.on_column_dropped,
+        metadata=names if settings.metadata else None,
+        view_from_rows=settings.view_from_rows,
+        fold_share=settings.fold_share,
+        fold_seconds=settings.fold_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    name: str
+    spark_type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """A table of the lake, as it is to be."""
+
+    schema: TableSchema
+    """Under the destination's name."""
+    plan: TablePlan
+    exact: bool
+    """Whether it has the column of exact texts."""
+    ours: tuple[StoredColumn, ...]
+    """The columns that the mode adds, metadata among them."""
+
+    @property
+    def name(self) -> TableName:
+        return self.schema.name
+
+    @property
+    def columns(self) -> tuple[StoredColumn, ...]:
+        source = tuple(
+            StoredColumn(c.name, c.spark_type, not self._never_null(c)) for c in self.schema.columns
+        )
+        exact = (StoredColumn(EXACT, EXACT_TYPE),) if self.exact else ()
+        return source + self.ours + exact
+
+    @property
+    def ddl(self) -> str:
+        """The columns, as Spark DDL."""
+        return ", ".join(
+            f"{quoted(c.name)} {c.spark_type}{'' if c.nullable else ' NOT NULL'}"
+            for c in self.columns
+        )
+
+    def _never_null(self, column: Column) -> bool:
+        # A key that its type cannot hold becomes null, with the text in the column of exact
+        # texts. A history has rows of truncates, which have no values at all.
+        return (
+            self.plan.mode == "mirror"
+            and column.name in self.schema.key
+            and not may_be_inexact(column)
+        )
+
+
+def stored_form(schema: TableSchema, plan: TablePlan, *, exact: bool) -> StoredForm:
+    """The form of the table. DestinationError if a column of the source has a name of ours."""
+    ours = _metadata_columns(plan) + _MODE_COLUMNS[plan.mode]
+    taken = {c.name for c in ours} & set(schema.column_names)
+    if taken:
+        raise _clash(schema, min(taken))
+    return StoredForm(schema, plan, exact, ours)
+
+
+_MODE_COLUMNS: Mapping[Mode, tuple[StoredColumn, ...]] = {
+    "mirror": (),
+    "soft_delete": (StoredColumn(DELETED, "boolean"),),
+    # With the position it is the order of all changes.
+    "history": (StoredColumn(SEQ, "bigint"),),
+    "scd2": (
+        StoredColumn(VALID_FROM, "timestamp"),
+        StoredColumn(VALID_TO, "timestamp"),
+        StoredColumn(CURRENT, "boolean"),
+    ),
+}
+
+
+def _metadata_columns(plan: TablePlan) -> tuple[StoredColumn, ...]:
+    # A history without them says nothing.
+    names = plan.metadata or (Metadata() if plan.mode == "history" else None)
+    if names is None:
+        return ()
+    return (
+        StoredColumn(names.change_type, "string"),
+        StoredColumn(names.lsn, "bigint"),
+        StoredColumn(names.timestamp, "timestamp"),
+    )
+
+
+def _clash(schema: TableSchema, name: str) -> DestinationError:
+    error = DestinationError(
+        f"{schema.name} has a column {name}, which walflow adds to tables of a lake itself",
+        hint="Give walflow's column another name (apply.change_type_column, apply.lsn_column, "
+        "apply.timestamp_column), do without (apply.metadata: false), or rename the source's.",
+    )
+    error.retry = False
+    return error
+
+
+def table_properties(form: StoredForm) -> Mapping[str, str]:
+    """What a table says of itself beside whose it is: with another mode it is another table."""
+    return {MODE: form.plan.mode}

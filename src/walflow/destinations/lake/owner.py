@@ -1,0 +1,71 @@
+"""Whose a lake's tables are, and how far they are: what every commit of ours says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from walflow.errors import DestinationForeign
+from walflow.model import Lsn
+
+__all__ = ["POSITION", "Owner", "Stamp", "check_owner", "is_owned"]
+
+POSITION = "walflow.lsn"
+"""Under this name a commit has the position that its table is at with it."""
+_PIPELINE = "walflow.pipeline"
+_SYSTEM = "walflow.system"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The pipeline that tables belong to."""
+
+    pipeline: str
+    system: str
+    """The source: its system identifier and database."""
+    timeline: int | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        known = {_PIPELINE: self.pipeline, _SYSTEM: self.system}
+        if self.timeline is not None:
+            known["walflow.timeline"] = str(self.timeline)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a commit says of itself."""
+
+    owner: Owner
+    position: Lsn
+    commit_time: int | None = None
+    """When the last transaction in it was committed at the source, in microseconds."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        known = {**self.owner.properties, POSITION: str(self.position)}
+        if self.commit_time is not None:
+            known["walflow.commit-time"] = str(self.commit_time)
+        return known
+
+
+def is_owned(owner: Owner, properties: Mapping[str, str]) -> bool:
+    return (properties.get(_PIPELINE), properties.get(_SYSTEM)) == (owner.pipeline, owner.system)
+
+
+def check_owner(identifier: str, owner: Owner, properties: Mapping[str, str]) -> None:
+    """DestinationForeign unless the table with these properties is the owner's."""
+    if is_owned(owner, properties):
+        return
+    pipeline = properties.get(_PIPELINE)
+    if pipeline is None:
+        whose = "was not made by walflow"
+    elif pipeline != owner.pipeline:
+        whose = f"belongs to the pipeline {pipeline!r}"
+    else:
+        whose = f"was copied from another source ({properties.get(_SYSTEM)}, now {owner.system})"
+    raise DestinationForeign(
+        f"the table {identifier} exists and {whose}",
+        hint=f"Use another folder or catalog, or remove the table: DROP TABLE {identifier};",
+    )

@@ -1,0 +1,88 @@
+"""One round of one table: what every mode is given, and what all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.destinations.base import TableChanges
+from walflow.destinations.lake.format import Constant, LakeFormat
+from walflow.destinations.lake.forms import EXACT, StoredForm
+from walflow.spark.net import EXACT_TYPE, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Round", "kept", "stored_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The changes of one table, to be written in exactly one commit. The session that reads them
+    is this round's alone, and stamps what it commits."""
+
+    format: LakeFormat
+    form: StoredForm
+    """As the table is; ``exact`` tells whether it has the column of exact texts."""
+    changes: TableChanges
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.changes.spark
+
+    @property
+    def identifier(self) -> str:
+        return self.format.identifier(self.form.name)
+
+    def with_exact(self, needed: bool) -> Round:
+        """The round with a table that has the column of exact texts, if rows need it."""
+        if self.form.exact or not needed:
+            return self
+        self.format.add_column(self.spark, self.form.name, EXACT, EXACT_TYPE)
+        return replace(self, form=replace(self.form, exact=True))
+
+    def with_exact_for(self, rows: DataFrame, column: str) -> Round:
+        """So too, if a row has an exact text in this column."""
+        if self.form.exact or not self.changes.stats.exact:
+            return self
+        return self.with_exact(not rows.where(f"{column} IS NOT NULL").isEmpty())
+
+
+def stored_rows(
+    rows: DataFrame, form: StoredForm, ours: Mapping[str, Expr | Constant]
+) -> DataFrame:
+    """Rows of the source's columns (and ``_exact``, if some need it) with all that the table has,
+    in its order. ``ours``: what is in our columns, null if it is not said."""
+    values: dict[str, Expr] = {name: sf.col(quoted(name)) for name in form.schema.column_names}
+    for column in form.ours:
+        value = ours.get(column.name)
+        given = value if _is_expression(value) else sf.lit(value)
+        values[column.name] = given.cast(column.spark_type)  # type: ignore[union-attr]
+    if form.exact:
+        values[EXACT] = (
+            sf.col("_exact") if "_exact" in rows.columns else sf.lit(None).cast(EXACT_TYPE)
+        )
+    return rows.select(*(value.alias(name) for name, value in values.items()))
+
+
+def _is_expression(value: object) -> bool:
+    from pyspark.sql import Column as Expr
+
+    return isinstance(value, Expr)
+
+
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame, computed once however often it is read inside."""
+    from pyspark import StorageLevel
+
+    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
