@@ -7,7 +7,8 @@ was renamed and what was dropped and made anew; nothing is guessed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from walflow.model import Column, PgType, TableSchema
 
@@ -58,12 +59,16 @@ class Evolution:
     before: TableSchema
     after: TableSchema
     added: tuple[Column, ...] = ()
-    """Rows from before have ``missing`` in them."""
+    """What rows from before have in them is in ``missing``."""
     dropped: tuple[Column, ...] = ()
     renamed: tuple[tuple[Column, Column], ...] = ()
     """Also those that are widened as well."""
     widened: tuple[tuple[Column, Column], ...] = ()
     """Columns whose type holds all that the former one did, with the same values."""
+    missing: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """By name, the values of added columns in rows from before them, as Python has them; null for
+    those that are not named. Whoever hands an evolution on puts them in: ``evolution`` knows only
+    their texts."""
 
     @property
     def key_changed(self) -> bool:
