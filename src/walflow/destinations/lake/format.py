@@ -16,7 +16,7 @@ from walflow.model import Lsn, TableName
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Constant", "LakeFormat", "RowPlaces", "Stored"]
+__all__ = ["Compaction", "Constant", "LakeFormat", "RowPlaces", "Stored", "Version"]
 
 Constant = str | int | datetime | None
 """What a column of ours has in all rows of a copy."""
@@ -39,6 +39,26 @@ class RowPlaces:
 
     file: str
     place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A commit of a table that can still be read."""
+
+    id: int
+    """By which a reader names it: a snapshot of Iceberg's, a version of Delta's."""
+    committed: datetime
+    position: Lsn | None
+    """None: a commit of maintenance, or not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When files are rewritten, and as what."""
+
+    small_files: int
+    """From this many files on that are much smaller than the target."""
+    target_bytes: int
 
 
 class LakeFormat(Protocol):
@@ -115,3 +135,37 @@ class LakeFormat(Protocol):
 
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
         """All tables that are the owner's."""
+
+    # Versions and upkeep. What these commit carries the session's stamp.
+
+    def as_of(self, name: TableName, version: int) -> str:
+        """What stands behind FROM in Spark SQL, to read the table as it was."""
+
+    def versions(self, spark: SparkSession, name: TableName) -> list[Version]:
+        """Those that can be read, oldest first, the present one last; of a table that was
+        replaced, also those from before."""
+
+    def versions_at(
+        self, spark: SparkSession, positions: Mapping[TableName, Lsn]
+    ) -> dict[TableName, int]:
+        """Of each table the first version that has the newest position up to this one, if it can
+        still be read. Must be quick: it is asked about once a second."""
+
+    def compact(
+        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
+    ) -> bool:
+        """Rewrite small files, and those of which much is deleted, if there are enough of them to
+        pay, and what lists the files. Does a limited amount of work: what is left is due again.
+        Whether anything was committed. ``key``: columns that rows are found by, if there are any.
+        """
+
+    def expire(
+        self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime
+    ) -> None:
+        """Give up these versions, all of them committed before that time, and the files that only
+        they need. The present one is never among them. A format that cannot give up single
+        versions keeps all from the oldest one on that is not among them."""
+
+    def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
+        """Remove files in the table's folder from before that time that no version needs. May
+        take long: it looks at all of them."""
