@@ -19,7 +19,7 @@ NAMES = {
     ),
     "walflow.destinations.base": (
         "AdoptsFiles ChangesTables Destination DropsTables Events FormerChanges KeepsProgress "
-        "ListsTables Maintains Positioned RenamesTables Shutdown Startup SwapsTables "
+        "ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup SwapsTables "
         "TableChanges TableProgress TablesFailed"
     ),
     "walflow.errors": (

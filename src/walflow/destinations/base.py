@@ -33,6 +33,7 @@ __all__ = [
     "KeepsProgress",
     "ListsTables",
     "Maintains",
+    "Picture",
     "Positioned",
     "RenamesTables",
     "Shutdown",
@@ -260,26 +261,34 @@ class Maintains(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """A round that was committed."""
+    """Which version of a table belongs to a picture."""
 
     source: TableName
     table: TableName
     """The destination's name for it."""
-    begins: Lsn
-    """Up to here the table was complete with the commit before, too."""
     position: Lsn
-    """Up to here it is complete with this one."""
-    commit_time: int
+    """The version is the one with the newest position up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Versions of tables that belong together: they show the source as it was at one moment."""
+
+    since: Lsn
+    upto: Lsn
+    """It is the same at all positions from ``since`` to this."""
+    commit_time: int | None
     """When the last transaction in it was committed at the source, in microseconds."""
+    tables: tuple[TableProgress, ...]
 
 
 @runtime_checkable
 class KeepsProgress(Protocol):
     """Keeps, beside the tables, which of their versions belong together."""
 
-    def record_progress(self, rounds: Sequence[TableProgress], complete: Lsn) -> None:
-        """Keep what was committed since the last call. ``complete``: all tables have all up to
-        here. Repeats safely."""
+    def record_progress(self, picture: Picture) -> None:
+        """Keep the picture. Called about once a second while tables change, one call at a time,
+        while rounds go on. Repeats safely; if it fails, a later one takes its place."""
 
 
 @runtime_checkable
