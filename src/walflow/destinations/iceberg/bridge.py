@@ -6,19 +6,27 @@ There is no bridge through Spark Connect; what is here can be done by SQL too, o
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.types import StructType
 
-from walflow.destinations.iceberg.tables import CATALOG, all_properties, folder_names
-from walflow.destinations.lake.format import Constant, Stored
+from walflow.destinations.iceberg.tables import (
+    ADOPTED_NAMES,
+    CATALOG,
+    NAME_MAPPING,
+    all_properties,
+    folder_names,
+)
+from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.owner import POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
@@ -32,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["Bridge", "open_bridge"]
 
 _FOOTER_READERS = 4
+
+_Field = dict[str, Any]
+"""Of a name mapping: ``field-id``, ``names``, and inner ``fields``."""
 
 
 def open_bridge(spark: SparkSession, conf: Mapping[str, str]) -> Bridge | None:
@@ -82,8 +93,9 @@ class Bridge:
         """See LakeFormat.adopt.
 
         The files get a second name (a hard link) in the table's folder, with what they hold as it
-        is; False if they cannot. What the former snapshots consist of stays for their readers,
-        until the snapshots expire.
+        is; False if they cannot, or if they have a name that was another column's in files which
+        were adopted before: nobody could tell then whose it is. What the former snapshots consist
+        of stays for their readers, until the snapshots expire.
         """
         former = self._load(form.name)
         # Our columns are not in the files: they come later, with what they are to be read as.
@@ -100,13 +112,16 @@ class Bridge:
             transaction = builder.createTransaction()
         else:
             transaction = builder.replaceTransaction()
+        named = None if former is None else former.properties().get(NAME_MAPPING)
+        if files and _is_ambiguous(self._names(transaction.table()), json.loads(named or "[]")):
+            return False
         folder = None
         if files and (folder := _link(files, transaction.table().location())) is None:
             return False
         try:
             if ours:
                 self._add_columns(transaction, ours, constants)
-            data = [] if folder is None else self._data_files(folder, transaction, former)
+            data = [] if folder is None else self._data_files(folder, transaction, named)
             append = transaction.newAppend()
             for file in data:
                 append.appendFile(file)
@@ -121,14 +136,88 @@ class Bridge:
         transaction.commitTransaction()
         return True
 
+    def change_columns(self, name: TableName, changes: ColumnChanges) -> None:
+        """See LakeFormat.change_columns."""
+        table = self._load(name)
+        adopted = table.properties().get(ADOPTED_NAMES) or table.properties().get(NAME_MAPPING)
+        transaction = table.newTransaction()
+        update = transaction.updateSchema()
+        for column in changes.dropped:
+            update = update.deleteColumn(column)
+        for column, new in changes.renamed.items():
+            update = update.renameColumn(column, new)
+        for column, spark_type in changes.widened.items():
+            update = update.updateColumn(column, self._type(spark_type))
+        for column in changes.nullable:
+            update = update.makeColumnOptional(column)
+        update.commit()
+        self._add_new(transaction, changes.added)
+        properties = transaction.updateProperties()
+        if adopted is not None:
+            # Iceberg has followed the names, but files that were adopted have theirs.
+            properties = properties.set(NAME_MAPPING, adopted)
+        for key, value in changes.properties.items():
+            properties = properties.set(key, value)
+        properties.commit()
+        transaction.commitTransaction()
+
+    def _add_new(self, transaction: Any, columns: Sequence[NewColumn]) -> None:
+        update = transaction.updateSchema()
+        last: dict[str | None, str | None] = {}
+        for column in columns:
+            kind = self._type(column.spark_type)
+            if column.value is None:
+                update = update.addColumn(None, column.name, kind)
+            elif (value := self._default(column.value, column.spark_type)) is not None:
+                update = update.addColumn(None, column.name, kind, value.to(kind))
+                # Only rows that are there have it.
+                update = update.updateColumnDefault(column.name, None)
+            else:
+                # What comes after this one comes after the one before it.
+                last[column.name] = last.get(column.after, column.after)
+                continue
+            after = last.get(column.after, column.after)
+            if after is None:
+                update = update.moveFirst(column.name)
+            else:
+                update = update.moveAfter(column.name, after)
+        update.commit()
+
+    def _default(self, value: object, spark_type: str) -> Any:
+        """The value as a literal that is or becomes one of the type; None if there is none."""
+        match value:
+            case float() if not math.isfinite(value):
+                # Iceberg would write it, but not read it again.
+                return None
+            case Decimal():
+                scale = int(spark_type.rstrip(")").rpartition(",")[2])
+                return self._literals.lit(f"{value:.{scale}f}")
+            case datetime():
+                return self._literals.lit(value.isoformat(timespec="microseconds"))
+            case date():
+                return self._literals.lit(value.isoformat())
+            case bool() | int() | float() | str() | bytes():
+                return self._literals.lit(value)
+        return None
+
+    def _type(self, spark_type: str) -> Any:
+        struct = self._struct_type.fromDDL(f"c {spark_type}")
+        return self._schemas.convert(struct).columns()[0].type()
+
+    def _names(self, table: Any) -> list[_Field]:
+        """The columns' names, as a name mapping."""
+        mappings = self._jvm.org.apache.iceberg.mapping
+        mapping = mappings.MappingUtil.create(table.schema())
+        names: list[_Field] = json.loads(mappings.NameMappingParser.toJson(mapping))
+        return names
+
     def _add_columns(
         self, transaction: Any, columns: Mapping[str, str], values: Mapping[str, Constant]
     ) -> None:
         """Columns that rows of files which lack them have these values in."""
         update = transaction.updateSchema()
         for name, spark_type in columns.items():
-            ddl = f"{quoted(name)} {spark_type}"
-            kind = self._schemas.convert(self._struct_type.fromDDL(ddl)).columns()[0].type()
+            kind = self._type(spark_type)
             value = values.get(name)
             if value is None:
                 update = update.addColumn(name, kind)
@@ -149,14 +238,14 @@ class Bridge:
             made.put(name, value)
         return made
 
-    def _data_files(self, folder: Path, transaction: Any, former: Any) -> Any:
-        """The folder's Parquet files as Iceberg knows them, with the bounds of their columns."""
+    def _data_files(self, folder: Path, transaction: Any, named: str | None) -> Any:
+        """The folder's Parquet files as Iceberg knows them, with the bounds of their columns;
+        ``named``: by which names the columns of former ones are found."""
         iceberg = self._jvm.org.apache.iceberg
         table = transaction.table()
-        named = iceberg.TableProperties.DEFAULT_NAME_MAPPING
-        before = None if former is None else former.properties().get(named)
-        mapping = _name_mapping(iceberg.mapping, table.schema(), before)
-        transaction.updateProperties().set(named, mapping).commit()
+        mapping = json.dumps(_name_mapping(self._names(table), json.loads(named or "[]")))
+        properties = transaction.updateProperties()
+        properties.set(NAME_MAPPING, mapping).set(ADOPTED_NAMES, mapping).commit()
         return iceberg.data.TableMigrationUtil.listPartition(
             self._jvm.java.util.HashMap(),
             str(folder),
@@ -196,21 +285,35 @@ def _position(table: Any) -> Lsn | None:
     return None
 
 
-def _name_mapping(mappings: Any, schema: Any, before: str | None) -> str:
-    """By which names the files' columns are found, as JSON: the files have no field ids.
+def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:
+    """By which names the files' columns are found, as Iceberg's JSON has it: the files have no
+    field ids.
 
     They have the table's names, but for the exact texts, which they call ``_exact``. Columns that
     the table had before are still wanted by readers of former snapshots.
     """
-    fields = json.loads(mappings.NameMappingParser.toJson(mappings.MappingUtil.create(schema)))
-    for field in fields:
+    fields = {field["field-id"]: field for field in names}
+    for field in fields.values():
         if field["names"] == [EXACT]:
             field["names"].append("_exact")
-    taken = {name for field in fields for name in field["names"]}
-    for field in json.loads(before or "[]"):
-        if taken.isdisjoint(field["names"]):
-            fields.append(field)
-    return json.dumps(fields)
+    taken = {name for field in names for name in field["names"]}
+    for field in before:
+        free = [name for name in field["names"] if name not in taken]
+        if field["field-id"] in fields:
+            fields[field["field-id"]]["names"] += free
+        elif free:
+            fields[field["field-id"]] = {**field, "names": free}
+    return list(fields.values())
+
+
+def _is_ambiguous(names: list[_Field], before: list[_Field]) -> bool:
+    """Whether one name is that of a column now and was that of another before."""
+    whose = {name: field["field-id"] for field in names for name in field["names"]}
+    return any(
+        whose.get(name, field["field-id"]) != field["field-id"]
+        for field in before
+        for name in field["names"]
+    )
 
 
 def _link(files: Sequence[Path], location: str) -> Path | None:

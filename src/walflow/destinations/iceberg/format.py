@@ -13,16 +13,25 @@ from pyspark.sql import functions as sf
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
 from walflow.destinations.iceberg.tables import (
     all_properties,
+    alter_table,
     catalog_conf,
     create_table,
     drop_table,
     look_at_table,
     make_namespace,
     owned_tables,
+    rename_table,
     stamped,
     table_identifier,
 )
-from walflow.destinations.lake.format import Constant, RowPlaces, Stored
+from walflow.destinations.iceberg.views import (
+    count_rows,
+    create_view,
+    drop_view,
+    keeps_views,
+    name_in_view,
+)
+from walflow.destinations.lake.format import ColumnChanges, Constant, RowPlaces, Stored
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.model import TableName
@@ -42,12 +51,12 @@ class IcebergFormat:
     """
 
     name = "iceberg"
-    keeps_views = False
     places = RowPlaces("t._file", "t._pos")
 
     def __init__(self, warehouse: str, options: Mapping[str, str] | None = None) -> None:
         """``options`` name another kind of catalog than folders, or its details."""
         self.session_conf = catalog_conf(warehouse, options or {})
+        self.keeps_views = keeps_views(options or {})
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
 
@@ -104,6 +113,33 @@ class IcebergFormat:
 
     def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
         spark.sql(f"ALTER TABLE {table_identifier(name)} ADD COLUMN {quoted(column)} {type}")
+
+    def change_columns(self, spark: SparkSession, name: TableName, changes: ColumnChanges) -> bool:
+        bridge = self._bridge(spark)
+        if bridge is None:
+            return False
+        bridge.change_columns(name, changes)
+        return True
+
+    def alter(self, spark: SparkSession, name: TableName, *clauses: str) -> None:
+        """(With each column that is added or renamed, Iceberg changes by which names columns are
+        found in files that were adopted, and would find others.)"""
+        alter_table(spark, name, clauses)
+
+    def rename(self, spark: SparkSession, name: TableName, new: TableName) -> bool:
+        return rename_table(spark, name, new)
+
+    def rows(self, spark: SparkSession, name: TableName) -> int:
+        return count_rows(spark, name)
+
+    def name_in_view(self, name: TableName) -> str:
+        return name_in_view(name)
+
+    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
+        create_view(spark, name, query)
+
+    def drop_view(self, spark: SparkSession, name: TableName) -> None:
+        drop_view(spark, name)
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         drop_table(spark, name)

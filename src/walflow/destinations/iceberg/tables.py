@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "ADOPTED_NAMES",
     "CATALOG",
     "EXTENSIONS",
+    "NAME_MAPPING",
     "all_properties",
+    "alter_table",
     "catalog_conf",
     "create_table",
     "drop_table",
@@ -29,12 +32,19 @@ __all__ = [
     "look_at_table",
     "make_namespace",
     "owned_tables",
+    "rename_table",
     "stamped",
     "table_identifier",
 ]
 
 CATALOG = "lake"
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+NAME_MAPPING = "schema.name-mapping.default"
+"""By which names columns are found in files that were adopted: Iceberg's property."""
+ADOPTED_NAMES = "walflow.adopted-names"
+"""The same as it was when they were: what becomes of the table's columns later does not change
+what those files have."""
 
 _PROPERTIES = {
     # Deletion vectors: an update marks the old row and appends the new one.
@@ -126,6 +136,36 @@ def create_table(spark: SparkSession, form: StoredForm, owner: Owner) -> None:
     )
 
 
+def alter_table(spark: SparkSession, name: TableName, clauses: Sequence[str]) -> None:
+    """See LakeFormat.alter. Between two commits, readers may find other columns in files that were
+    adopted (by a bridge, which does it better)."""
+    properties = _properties(spark, name)
+    adopted, present = properties.get(ADOPTED_NAMES), properties.get(NAME_MAPPING)
+    alter = f"ALTER TABLE {table_identifier(name)}"
+    set_right = f"{alter} SET TBLPROPERTIES ({literal(NAME_MAPPING)} = {literal(adopted or '')})"
+    if adopted is not None and present != adopted:
+        spark.sql(set_right)
+    for clause in clauses:
+        spark.sql(f"{alter} {clause}")
+        if adopted is not None:
+            spark.sql(set_right)
+
+
+def rename_table(spark: SparkSession, name: TableName, new: TableName) -> bool:
+    """See LakeFormat.rename. A table's folder is its name where there is no catalog but folders."""
+    if spark.conf.get(f"spark.sql.catalog.{CATALOG}.type") == "hadoop":
+        return False
+    if new.schema != name.schema:
+        make_namespace(spark, new)
+    try:
+        spark.sql(f"ALTER TABLE {table_identifier(name)} RENAME TO {table_identifier(new)}")
+    except Exception as error:
+        if "UnsupportedOperationException" in str(error):
+            return False
+        raise
+    return True
+
+
 def drop_table(spark: SparkSession, name: TableName) -> None:
     spark.sql(f"DROP TABLE IF EXISTS {table_identifier(name)} PURGE")
 
@@ -177,7 +217,8 @@ def _properties(spark: SparkSession, name: TableName) -> dict[str, str]:
 def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     """By SQL alone; None when there is none."""
     identifier = table_identifier(name)
-    if not spark.catalog.tableExists(identifier):
+    # Not the name itself, which may be a view's.
+    if not spark.catalog.tableExists(f"{identifier}.refs"):
         return None
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
     return Stored(_position(spark, identifier), columns, _properties(spark, name))

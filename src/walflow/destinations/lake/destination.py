@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.destinations.lake.evolving import change_form
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
 from walflow.destinations.lake.forms import (
     COPY,
@@ -21,13 +22,14 @@ from walflow.destinations.lake.forms import (
     stored_form,
     table_properties,
 )
+from walflow.destinations.lake.freshness import Parts, ViewedTables
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
-from walflow.evolution import NotFollowed
+from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Lsn, Span, TableName, TableSchema
 from walflow.spark.copies import read_copy
 from walflow.spark.net import EXACT_TYPE
@@ -57,6 +59,7 @@ class LakeDestination:
         self._format = format
         self._owner = owner
         self._plan = plan
+        self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
         self._lock = threading.Lock()
@@ -83,7 +86,7 @@ class LakeDestination:
         form = self._form(table, exact=False)
         with self._writing(table.name) as spark:
             if self._look(spark, table.name) is not None:
-                self._format.drop(spark, table.name)
+                self._drop(spark, table.name)
             self._format.create(spark, form, self._owner)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
@@ -113,15 +116,26 @@ class LakeDestination:
         with self._writing(table.name) as spark:
             # Whose it is decides whether it may be replaced.
             self._look(spark, table.name)
-            if not self._format.adopt(spark, form, files, constants, stamp):
-                rows = read_copy(spark, [str(file) for file in files], table, exact)
-                self._format.replace(stored_rows(rows, form, constants), form, stamp)
+
+            def copy(form: StoredForm) -> None:
+                if not self._format.adopt(spark, form, files, constants, stamp):
+                    rows = read_copy(spark, [str(file) for file in files], table, exact)
+                    self._format.replace(stored_rows(rows, form, constants), form, stamp)
+
+            if self._viewed.wanted(form, lambda: count_rows(files)):
+                form = self._viewed.replace(spark, form, stamp, copy)
+            else:
+                self._viewed.hide(spark, table.name)
+                copy(form)
+                self._viewed.drop(spark, table.name)
         self._remember(form, position)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         stamp = Stamp(self._owner, position)
         with self._writing(table.name) as spark, self._format.stamped(spark, stamp):
-            self._format.touch(spark, table.name)
+            stored = self._look(spark, table.name)
+            parts = stored and Parts.of(table.name, stored)
+            self._format.touch(spark, table.name if parts is None else parts.changes)
 
     def _constants(self, form: StoredForm, position: Lsn | None) -> Mapping[str, Constant]:
         """What our columns have in rows of a copy."""
@@ -189,6 +203,27 @@ class LakeDestination:
         self._remember(form, span.upto)
 
     # Tables.
+
+    def change_table(self, evolution: Evolution) -> None:
+        """See ChangesTables, and lake.evolving for what becomes of rows that are there."""
+        name = evolution.after.name
+        with self._session(name) as spark:
+            self._forget(name)
+            stored = self._look(spark, name)
+            if stored is None or stored.position is None or not self._is_as_planned(name, stored):
+                raise NotFollowed("the destination has no complete copy that could be changed")
+            form = self._form(evolution.after, exact=EXACT in stored.columns)
+            change_form(spark, self._format, form, evolution, self._owner)
+
+    def rename_table(self, table: TableSchema, name: TableName) -> bool:
+        """See RenamesTables. False too if there is another table of that name."""
+        with self._session(table.name) as spark:
+            self._forget(table.name)
+            self._forget(name)
+            taken = self._look(spark, name) is not None
+            if self._look(spark, table.name) is None:
+                return taken
+            return not taken and self._format.rename(spark, table.name, name)
 
     def drop_table(self, table: TableSchema) -> None:
         """Remove the table with its files; DestinationForeign if it is not ours."""

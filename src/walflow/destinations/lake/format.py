@@ -61,6 +61,31 @@ class Compaction:
     target_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class NewColumn:
+    name: str
+    spark_type: str
+    after: str | None
+    """The column that it comes after; None: it is the first."""
+    value: object
+    """What rows that are there have in it, as Python has it; None: null."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChanges:
+    """What becomes of a table's columns, all at once: names may be swapped. The columns that are
+    there have their names from before, but in ``added``, which comes last."""
+
+    dropped: tuple[str, ...]
+    renamed: Mapping[str, str]
+    widened: Mapping[str, str]
+    """Their new types."""
+    nullable: frozenset[str]
+    """May have nulls from now on."""
+    added: tuple[NewColumn, ...]
+    properties: Mapping[str, str]
+
+
 class LakeFormat(Protocol):
     """All calls get a session that is the caller's alone (but ``opened``), and may come from
     several threads, never two at once for one table. What Spark throws they let through."""
@@ -90,7 +115,8 @@ class LakeFormat(Protocol):
         """Make what the table is to be in, unless it is there."""
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """None when there is no such table. Must be quick: it is asked at each start."""
+        """None when there is no such table, or it is a view. Must be quick: it is asked at each
+        start."""
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         """Make the table, empty and without a position. There is none."""
@@ -129,6 +155,32 @@ class LakeFormat(Protocol):
 
     def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
         """Add a column that is null in all rows."""
+
+    def change_columns(self, spark: SparkSession, name: TableName, changes: ColumnChanges) -> bool:
+        """Do all of it in one commit, but new columns with a value that cannot be given them so:
+        those are left out. Former versions of the table stay as they are. False if it cannot be
+        done so, and then nothing has happened."""
+
+    def alter(self, spark: SparkSession, name: TableName, *clauses: str) -> None:
+        """``ALTER TABLE`` with each of the clauses, in turn, that change columns. Also without
+        any, it sets right what a former call that broke off has left."""
+
+    def rename(self, spark: SparkSession, name: TableName, new: TableName) -> bool:
+        """Give the table the other name, which no table has. False if it cannot be done, and then
+        nothing has happened."""
+
+    def rows(self, spark: SparkSession, name: TableName) -> int:
+        """About how many rows the table has; must be quick."""
+
+    def name_in_view(self, name: TableName) -> str:
+        """The table's name in the query of a view that the catalog keeps."""
+
+    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
+        """Make the view, or put it in the place of the view that has the name. Only if the format
+        keeps views."""
+
+    def drop_view(self, spark: SparkSession, name: TableName) -> None:
+        """Remove the view, if it is there. Only if the format keeps views."""
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         """Remove the table and its files, if it is there."""

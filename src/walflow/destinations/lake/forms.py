@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from walflow.config import ApplySettings
 from walflow.config.settings import DroppedColumns, Freshness, Mode
@@ -12,6 +13,7 @@ from walflow.model import Column, TableName, TableSchema
 from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted
 
 __all__ = [
+    "COLUMNS",
     "COPY",
     "CURRENT",
     "DELETED",
@@ -24,6 +26,8 @@ __all__ = [
     "StoredColumn",
     "StoredForm",
     "TablePlan",
+    "column_numbers",
+    "is_as_planned",
     "plan_of",
     "stored_form",
     "table_properties",
@@ -37,6 +41,11 @@ COPY = "copy"
 """The kind of change that rows have which came with the copy."""
 MODE = "walflow.mode"
 """Under this name a table's properties have its mode."""
+_METADATA = "walflow.metadata"
+"""And under this one the names of its metadata columns, as JSON."""
+COLUMNS = "walflow.columns"
+"""Under this name they have, as JSON, which column of the source each column is: its attribute
+number by its name here."""
 
 DELETED = "_DELETED"
 SEQ = "_SEQ"
@@ -98,10 +107,17 @@ class StoredForm:
     """Whether it has the column of exact texts."""
     ours: tuple[StoredColumn, ...]
     """The columns that the mode adds, metadata among them."""
+    more_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What the table says of itself beside what every table does."""
 
     @property
     def name(self) -> TableName:
         return self.schema.name
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """The names of its metadata columns; None if it has none."""
+        return _metadata(self.plan)
 
     @property
     def columns(self) -> tuple[StoredColumn, ...]:
@@ -130,7 +146,10 @@ class StoredForm:
 
 
 def stored_form(schema: TableSchema, plan: TablePlan, *, exact: bool) -> StoredForm:
-    """The form of the table. DestinationError if a column of the source has a name of ours."""
+    """The form of the table. DestinationError if a column of the source has a name of ours, or the
+    mode is not one for such a table."""
+    if plan.mode == "scd2" and not schema.key:
+        raise _keyless(schema)
     ours = _metadata_columns(plan) + _MODE_COLUMNS[plan.mode]
     taken = {c.name for c in ours} & set(schema.column_names)
     if taken:
@@ -151,9 +170,13 @@ _MODE_COLUMNS: Mapping[Mode, tuple[StoredColumn, ...]] = {
 }
 
 
-def _metadata_columns(plan: TablePlan) -> tuple[StoredColumn, ...]:
+def _metadata(plan: TablePlan) -> Metadata | None:
     # A history without them says nothing.
-    names = plan.metadata or (Metadata() if plan.mode == "history" else None)
+    return plan.metadata or (Metadata() if plan.mode == "history" else None)
+
+
+def _metadata_columns(plan: TablePlan) -> tuple[StoredColumn, ...]:
+    names = _metadata(plan)
     if names is None:
         return ()
     return (
@@ -164,15 +187,49 @@ def _metadata_columns(plan: TablePlan) -> tuple[StoredColumn, ...]:
 
 
 def _clash(schema: TableSchema, name: str) -> DestinationError:
-    error = DestinationError(
+    return _not_possible(
         f"{schema.name} has a column {name}, which walflow adds to tables of a lake itself",
-        hint="Give walflow's column another name (apply.change_type_column, apply.lsn_column, "
-        "apply.timestamp_column), do without (apply.metadata: false), or rename the source's.",
+        "Rename the source's column. Metadata columns can have other names "
+        "(apply.change_type_column, apply.lsn_column, apply.timestamp_column) or be left out "
+        "(apply.metadata: false); columns of a mode go with another mode (apply.mode).",
     )
+
+
+def _keyless(schema: TableSchema) -> DestinationError:
+    return _not_possible(
+        f"{schema.name} has no key: it cannot be told which rows are versions of which, as mode "
+        "scd2 has to",
+        f"Give the table a primary key, or another mode: apply.tables.{schema.name}.mode: history",
+    )
+
+
+def _not_possible(message: str, hint: str) -> DestinationError:
+    error = DestinationError(message, hint=hint)
     error.retry = False
     return error
 
 
 def table_properties(form: StoredForm) -> Mapping[str, str]:
-    """What a table says of itself beside whose it is: with another mode it is another table."""
-    return {MODE: form.plan.mode}
+    """What a table says of itself beside whose it is."""
+    return {
+        **_planned_properties(form.plan),
+        COLUMNS: json.dumps(column_numbers(form.schema)),
+        **form.more_properties,
+    }
+
+
+def _planned_properties(plan: TablePlan) -> Mapping[str, str]:
+    """So, of a table that is as planned: with other ones it is another table."""
+    names = _metadata(plan)
+    columns = [] if names is None else [names.change_type, names.lsn, names.timestamp]
+    return {MODE: plan.mode, _METADATA: json.dumps(columns)}
+
+
+def is_as_planned(plan: TablePlan, properties: Mapping[str, str]) -> bool:
+    # Tables from before there were modes mirror their source, and have its columns alone.
+    known = {MODE: "mirror", _METADATA: "[]", **properties}
+    return all(known[name] == value for name, value in _planned_properties(plan).items())
+
+
+def column_numbers(schema: TableSchema) -> dict[str, int]:
+    return {column.name: column.position for column in schema.columns}
