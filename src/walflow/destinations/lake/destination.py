@@ -122,19 +122,18 @@ class LakeDestination:
                     rows = read_copy(spark, [str(file) for file in files], table, exact)
                     self._format.replace(stored_rows(rows, form, constants), form, stamp)
 
-            if self._viewed.wanted(form, lambda: count_rows(files)):
+            if self._viewed.wanted(form, files):
                 form = self._viewed.replace(spark, form, stamp, copy)
             else:
                 self._viewed.hide(spark, table.name)
                 copy(form)
-                self._viewed.drop(spark, table.name)
+                self._viewed.drop_parts(spark, table.name)
         self._remember(form, position)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         stamp = Stamp(self._owner, position)
         with self._writing(table.name) as spark, self._format.stamped(spark, stamp):
-            stored = self._look(spark, table.name)
-            parts = stored and Parts.of(table.name, stored)
+            parts = Parts.of(table.name, self._look(spark, table.name))
             self._format.touch(spark, table.name if parts is None else parts.changes)
 
     def _constants(self, form: StoredForm, position: Lsn | None) -> Mapping[str, Constant]:
@@ -152,10 +151,13 @@ class LakeDestination:
     # Changes.
 
     def applied(self, table: TableSchema) -> Lsn | None:
-        """None too if the table is of another mode than is wanted now."""
+        """None too if the table is of another mode, or freshness, than is wanted now, and cannot
+        be made so but by a copy."""
         with self._session(table.name) as spark:
             stored = self._known(spark, table.name)
-        if stored is None or not self._is_as_planned(table.name, stored):
+            if stored is not None and not self._is_as_planned(table, stored):
+                stored = self._merged_for_good(spark, table, stored)
+        if stored is None:
             return None
         return stored.position
 
@@ -199,7 +201,11 @@ class LakeDestination:
             self._forget(table.name)
             form = self._form(table, exact=EXACT in stored.columns)
             with self._format.stamped(spark, Stamp(self._owner, span.upto)):
-                form = MODES[form.plan.mode].apply(Round(self._format, form, todo))
+                round = Round(self._format, form, todo)
+                if Parts.of(table.name, stored) is None:
+                    form = MODES[form.plan.mode].apply(round)
+                else:
+                    form = self._viewed.apply(round, span.upto, stored)
         self._remember(form, span.upto)
 
     # Tables.
@@ -210,10 +216,17 @@ class LakeDestination:
         with self._session(name) as spark:
             self._forget(name)
             stored = self._look(spark, name)
-            if stored is None or stored.position is None or not self._is_as_planned(name, stored):
+            if (
+                stored is None
+                or stored.position is None
+                or not self._is_as_planned(evolution.after, stored)
+            ):
                 raise NotFollowed("the destination has no complete copy that could be changed")
             form = self._form(evolution.after, exact=EXACT in stored.columns)
-            change_form(spark, self._format, form, evolution, self._owner)
+            if Parts.of(name, stored) is not None:
+                self._viewed.change(spark, form, evolution, stored)
+            else:
+                change_form(spark, self._format, form, evolution, self._owner)
 
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """See RenamesTables. False too if there is another table of that name."""
@@ -221,27 +234,70 @@ class LakeDestination:
             self._forget(table.name)
             self._forget(name)
             taken = self._look(spark, name) is not None
-            if self._look(spark, table.name) is None:
+            stored = self._look(spark, table.name)
+            if stored is None:
                 return taken
-            return not taken and self._format.rename(spark, table.name, name)
+            if taken or Parts.of(table.name, stored) is not None:
+                return False
+            return self._format.rename(spark, table.name, name)
 
     def drop_table(self, table: TableSchema) -> None:
         """Remove the table with its files; DestinationForeign if it is not ours."""
         with self._session(table.name) as spark:
             self._forget(table.name)
-            if self._look(spark, table.name) is not None:
-                self._format.drop(spark, table.name)
+            self._look(spark, table.name)
+            self._drop(spark, table.name)
 
     def own_tables(self) -> list[TableName]:
         with _as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
-            return self._format.owned_tables(spark, self._owner)
+            return self._viewed.whole(spark, self._format.owned_tables(spark, self._owner))
+
+    def _drop(self, spark: SparkSession, name: TableName) -> None:
+        """Whatever is of it; it is known to be ours."""
+        self._viewed.hide(spark, name)
+        self._format.drop(spark, name)
+        self._viewed.drop_parts(spark, name)
+
+    # Tables that are shown by a view: see lake.freshness.
+
+    def fold_due(self, table: TableSchema) -> bool:
+        """Whether changes that were appended should get into the base. Costs nothing."""
+        return self._viewed.fold_due(table.name, self._plan(table.name))
+
+    def fold(self, table: TableSchema) -> None:
+        """Merge all changes that were appended into the base. Between two rounds, as maintain."""
+        with self._session(table.name) as spark:
+            stored = self._known(spark, table.name)
+            parts = Parts.of(table.name, stored)
+            if stored is not None and parts is not None and stored.position is not None:
+                self._viewed.fold(spark, parts, stored.position)
+
+    def view_query(self, name: TableName) -> str | None:
+        """The query that shows the table, whoever owns it; None: it is a table that shows itself,
+        or there is none."""
+        with self._session(name) as spark:
+            return self._viewed.select(spark, name)
+
+    def _merged_for_good(
+        self, spark: SparkSession, table: TableSchema, stored: Stored
+    ) -> Stored | None:
+        """The table without its view, if no more is wanted and it can be had; None: it cannot."""
+        parts = Parts.of(table.name, stored)
+        if parts is None or self._plan(table.name).mode != stored.properties.get(MODE):
+            return None
+        self._forget(table.name)
+        if stored.position is None or not self._viewed.merge(spark, parts, stored.position):
+            return None
+        return self._known(spark, table.name)
 
     def _form(self, table: TableSchema, *, exact: bool) -> StoredForm:
         return stored_form(table, self._plan(table.name), exact=exact)
 
-    def _is_as_planned(self, name: TableName, stored: Stored) -> bool:
+    def _is_as_planned(self, table: TableSchema, stored: Stored) -> bool:
         # Tables from before there were modes mirror their source.
-        return stored.properties.get(MODE, "mirror") == self._plan(name).mode
+        if stored.properties.get(MODE, "mirror") != self._plan(table.name).mode:
+            return False
+        return self._viewed.is_as_wanted(self._form(table, exact=False), stored)
 
     # What is known of them.
 
@@ -250,6 +306,8 @@ class LakeDestination:
         with self._lock:
             known = self._stored.get(name)
         if known is None and (known := self._look(spark, name)) is not None:
+            if (parts := Parts.of(name, known)) is not None:
+                self._viewed.opened(spark, parts)
             with self._lock:
                 self._stored[name] = known
         return known
@@ -257,9 +315,10 @@ class LakeDestination:
     def _look(self, spark: SparkSession, name: TableName) -> Stored | None:
         """How the table is; None when there is none. DestinationForeign when it is not ours."""
         stored = self._format.look(spark, name)
-        if stored is not None:
-            check_owner(self._format.identifier(name), self._owner, stored.properties)
-        return stored
+        if stored is None:
+            return self._viewed.look(spark, name)
+        check_owner(self._format.identifier(name), self._owner, stored.properties)
+        return self._viewed.without_parts(name, stored)
 
     def _remember(self, form: StoredForm, position: Lsn) -> None:
         columns = {column.name: column.spark_type for column in form.columns}

@@ -1,0 +1,114 @@
+"""Changes that were appended get into the base: from time to time, when it pays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.forms import TablePlan
+from walflow.destinations.lake.freshness.parts import NEWEST, REMOVED, ROUND, Parts
+from walflow.destinations.lake.freshness.shown import newest_changes, same_key
+from walflow.destinations.lake.owner import Stamp
+from walflow.failpoints import failpoint
+from walflow.model import TableName
+from walflow.spark.checkpoints import checkpointed
+from walflow.spark.net import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Unfolded", "fold"]
+
+_SOURCE = "walflow_fold"
+_LEAST = 10_000
+"""Fewer changes than this are not worth a merge, however small the table is; only their age is."""
+
+
+def fold(format: LakeFormat, spark: SparkSession, parts: Parts, stamp: Stamp) -> None:
+    """Merge what was changed up to the stamp's position into the base, then take it out of the
+    changes. The view shows the same rows before, after, and between the two commits.
+
+    Repeats safely. Nobody may append meanwhile.
+    """
+    changes, position = format.identifier(parts.changes), int(stamp.position)
+    upto = f"{quoted(ROUND)} <= {position}"
+    numbered = spark.sql(newest_changes(parts, f"(SELECT * FROM {changes} WHERE {upto}) c"))
+    # As rows, not as a plan: the MERGE reads them more than once, and a window function in its
+    # source would keep Spark from filtering the base's scan by the keys.
+    newest = checkpointed(numbered.where(f"{quoted(NEWEST)} = 1"))
+    newest.createOrReplaceTempView(_SOURCE)
+    with format.stamped(spark, stamp):
+        try:
+            spark.sql(_merge(parts, format.identifier(parts.base), upto))
+        finally:
+            spark.catalog.dropTempView(_SOURCE)
+        failpoint("fold.merged", parts.name)
+        spark.sql(f"DELETE FROM {changes} WHERE {upto}")
+
+
+def _merge(parts: Parts, base: str, upto: str) -> str:
+    values = [quoted(name) for name in parts.columns if name not in parts.key]
+    update = ", ".join(f"t.{name} = s.{name}" for name in values)
+    columns = [quoted(name) for name in parts.columns]
+    removed = f"s.{quoted(REMOVED)}"
+    return (
+        f"MERGE INTO {base} t USING (SELECT * FROM {_SOURCE} WHERE {upto}) s"
+        f" ON {same_key(parts, 't', 's')}"
+        f" WHEN MATCHED AND {removed} THEN DELETE"
+        + (f" WHEN MATCHED THEN UPDATE SET {update}" if update else "")
+        + f" WHEN NOT MATCHED AND NOT {removed} THEN INSERT ({', '.join(columns)})"
+        f" VALUES ({', '.join(f's.{name}' for name in columns)})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    base: int
+    """About how many rows the base has."""
+    rows: int = 0
+    """How many changes have not been merged, at most."""
+    since: float | None = None
+    """When the first of them came, or was found."""
+
+
+class Unfolded:
+    """How much waits to be merged, by table: asked after each round, so kept in memory."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tables: dict[TableName, _Waiting] = {}
+
+    def found(self, name: TableName, base: int, changes: int) -> None:
+        """The table was looked at: its parts have about as many rows."""
+        since = self._clock() if changes else None
+        with self._lock:
+            self._tables[name] = _Waiting(base, changes, since)
+
+    def appended(self, name: TableName, rows: int) -> None:
+        with self._lock:
+            before = self._tables.get(name, _Waiting(0))
+            since = self._clock() if before.since is None else before.since
+            self._tables[name] = replace(before, rows=before.rows + rows, since=since)
+
+    def base_rows(self, name: TableName) -> int:
+        with self._lock:
+            return self._tables.get(name, _Waiting(0)).base
+
+    def forget(self, name: TableName) -> None:
+        with self._lock:
+            self._tables.pop(name, None)
+
+    def due(self, name: TableName, plan: TablePlan) -> bool:
+        """By the plan's share of the table and age."""
+        with self._lock:
+            waiting = self._tables.get(name)
+        if waiting is None or waiting.since is None:
+            return False
+        if waiting.rows >= max(plan.fold_share * waiting.base, _LEAST):
+            return True
+        return self._clock() - waiting.since >= plan.fold_seconds

@@ -1,0 +1,129 @@
+"""What a table consists of that a view shows: rows as they once were, and what came since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from walflow.destinations.lake.format import Stored
+from walflow.destinations.lake.forms import EXACT, StoredColumn, StoredForm
+from walflow.model import Lsn, TableName
+from walflow.spark.net import may_be_inexact
+
+__all__ = [
+    "NEWEST",
+    "PART_OF",
+    "REMOVED",
+    "ROUND",
+    "Parts",
+    "base_form",
+    "base_of",
+    "changes_form",
+    "changes_of",
+    "key_property",
+    "part_properties",
+    "said_by_parts",
+    "stored_parts",
+    "why_merged",
+]
+
+ROUND, REMOVED, NEWEST = "_ROUND", "_REMOVED", "_NEWEST"
+"""Columns of the table of changes: the end of the round that a row came with, and whether it says
+that the key has gone. Of one key the row of the newest round holds; ``_NEWEST`` is its number
+where rows are told apart by that."""
+
+PART_OF = "walflow.part-of"
+"""Under this name the two tables' properties have the table that they are parts of."""
+_KEY = "walflow.key"
+_COPY = "walflow.copy"
+"""The same in both parts; while a new copy takes the place of another they differ."""
+
+_CHANGES_COLUMNS = (StoredColumn(ROUND, "bigint"), StoredColumn(REMOVED, "boolean"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A table that is shown by a view, as its parts say of themselves."""
+
+    name: TableName
+    columns: tuple[str, ...]
+    """What the view shows."""
+    key: tuple[str, ...]
+
+    @property
+    def base(self) -> TableName:
+        return base_of(self.name)
+
+    @property
+    def changes(self) -> TableName:
+        return changes_of(self.name)
+
+    @classmethod
+    def of(cls, name: TableName, stored: Stored | None) -> Parts | None:
+        """None: there is no table, or it is one that changes are merged into."""
+        if stored is None or PART_OF not in stored.properties:
+            return None
+        return cls(name, tuple(stored.columns), tuple(json.loads(stored.properties[_KEY])))
+
+
+def base_of(name: TableName) -> TableName:
+    return TableName(name.schema, f"{name.name}__base")
+
+
+def changes_of(name: TableName) -> TableName:
+    return TableName(name.schema, f"{name.name}__changes")
+
+
+def part_properties(form: StoredForm, copy: str) -> Mapping[str, str]:
+    """What both parts say of themselves; ``copy`` tells this copy from all others."""
+    return {PART_OF: str(form.name), _COPY: copy, **key_property(form)}
+
+
+def key_property(form: StoredForm) -> Mapping[str, str]:
+    return {_KEY: json.dumps(form.schema.key)}
+
+
+def said_by_parts(stored: Stored) -> Mapping[str, str]:
+    """Of what the table says of itself, what makes it one of two parts."""
+    return {name: stored.properties[name] for name in (PART_OF, _KEY, _COPY)}
+
+
+def base_form(form: StoredForm) -> StoredForm:
+    return replace(form, schema=replace(form.schema, name=base_of(form.name)))
+
+
+def changes_form(form: StoredForm) -> StoredForm:
+    return replace(
+        form,
+        schema=replace(form.schema, name=changes_of(form.name)),
+        ours=form.ours + _CHANGES_COLUMNS,
+    )
+
+
+def stored_parts(base: Stored | None, changes: Stored | None) -> Stored | None:
+    """The two as one table; None: they are not, or one of them is of another copy."""
+    if base is None or changes is None:
+        return None
+    if base.properties.get(_COPY) != changes.properties.get(_COPY):
+        return None
+    position = None
+    if base.position is not None:
+        # The later of both: changes that were merged are taken out after that.
+        position = max(base.position, changes.position or Lsn(0))
+    # It is added to one after the other.
+    columns = {n: t for n, t in base.columns.items() if n != EXACT or n in changes.columns}
+    return Stored(position, columns, base.properties)
+
+
+def why_merged(form: StoredForm) -> str | None:
+    """Why the table cannot be shown by a view; None: it can."""
+    if form.plan.mode != "mirror":
+        return f"its mode is {form.plan.mode}, and views are for mirrors"
+    if not form.schema.key:
+        return "it has no key"
+    for column in form.schema.key_columns:
+        if may_be_inexact(column) or column.spark_type.startswith("map<"):
+            return f"its key has {column.name}, whose values {column.spark_type} may not hold"
+    taken = {ROUND, REMOVED, NEWEST} & {column.name for column in form.columns}
+    return f"it has a column {min(taken)}, which the table of changes needs" if taken else None

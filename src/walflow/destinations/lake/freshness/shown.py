@@ -1,0 +1,52 @@
+"""The view: rows of the base that nothing has happened to, and the newest change of each key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.freshness.parts import NEWEST, REMOVED, ROUND, Parts
+from walflow.spark.net import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["newest_changes", "same_key", "show", "shown"]
+
+
+def show(format: LakeFormat, spark: SparkSession, parts: Parts) -> None:
+    """Make the view, or make it anew, where the catalog keeps views. Repeats safely."""
+    if format.keeps_views:
+        names = format.name_in_view(parts.base), format.name_in_view(parts.changes)
+        format.create_view(spark, parts.name, shown(parts, *names))
+
+
+def shown(parts: Parts, base: str, changes: str) -> str:
+    """The query, over the parts under these names: nothing in it is Spark's alone but the way in
+    which names are quoted.
+
+    Only keys are compared, and only changes, which are few, are put in order. A round that was
+    appended twice changes nothing.
+    """
+    columns = ", ".join(map(quoted, parts.columns))
+    return (
+        f"SELECT {columns} FROM {base} b\n"
+        f"WHERE NOT EXISTS (SELECT 1 FROM {changes} c WHERE {same_key(parts, 'b', 'c')})\n"
+        "UNION ALL\n"
+        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) n\n"
+        f"WHERE {quoted(NEWEST)} = 1 AND NOT {quoted(REMOVED)}"
+    )
+
+
+def newest_changes(parts: Parts, changes: str) -> str:
+    """All changes, numbered from the newest of each key."""
+    columns = ", ".join(map(quoted, (*parts.columns, ROUND, REMOVED)))
+    key = ", ".join(map(quoted, parts.key))
+    return (
+        f"  SELECT {columns}, row_number() OVER (PARTITION BY {key}"
+        f" ORDER BY {quoted(ROUND)} DESC) AS {quoted(NEWEST)}\n  FROM {changes}"
+    )
+
+
+def same_key(parts: Parts, one: str, other: str) -> str:
+    return " AND ".join(f"{one}.{quoted(name)} = {other}.{quoted(name)}" for name in parts.key)

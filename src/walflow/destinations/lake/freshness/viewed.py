@@ -1,0 +1,285 @@
+"""Tables that are shown by a view, from their copy to their end: three things that are one table.
+
+A table ``t`` has its rows in ``t__base``, what came since in ``t__changes``, and is the view
+``t`` where the catalog keeps views. While there is a table ``t``, that is the table, and the parts
+are what is left of another one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from pyarrow import parquet
+
+from walflow.destinations.lake.evolving import change_form
+from walflow.destinations.lake.format import LakeFormat, Stored
+from walflow.destinations.lake.forms import StoredForm, TablePlan
+from walflow.destinations.lake.freshness.appending import append_round
+from walflow.destinations.lake.freshness.folding import Unfolded, fold
+from walflow.destinations.lake.freshness.parts import (
+    PART_OF,
+    Parts,
+    base_form,
+    base_of,
+    changes_form,
+    changes_of,
+    key_property,
+    part_properties,
+    said_by_parts,
+    stored_parts,
+    why_merged,
+)
+from walflow.destinations.lake.freshness.shown import show, shown
+from walflow.destinations.lake.owner import Owner, Stamp, check_owner
+from walflow.destinations.lake.rounds import Round
+from walflow.errors import DestinationError, DestinationForeign
+from walflow.evolution import Evolution, NotFollowed
+from walflow.model import Lsn, TableName
+from walflow.spark.net import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ViewedTables"]
+
+_logger = structlog.get_logger(__name__)
+
+
+class ViewedTables:
+    """Calls get a session that is the caller's alone, as those of the format do."""
+
+    def __init__(self, format: LakeFormat, owner: Owner) -> None:
+        self._format = format
+        self._owner = owner
+        self._unfolded = Unfolded()
+
+    # What there is.
+
+    def look(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """The parts as one table; None: there are none, or not of one copy."""
+        base = self._part(spark, base_of(name), name)
+        return base and stored_parts(base, self._part(spark, changes_of(name), name))
+
+    def opened(self, spark: SparkSession, parts: Parts) -> None:
+        """Get the table ready to be followed: its view may be missing after a crash."""
+        show(self._format, spark, parts)
+        self._count(spark, parts)
+
+    def select(self, spark: SparkSession, name: TableName) -> str | None:
+        """The query that the view is, or would be; None: the table is none that a view shows."""
+        parts = Parts.of(name, self.look(spark, name))
+        if parts is None:
+            return None
+        return shown(
+            parts, self._format.identifier(parts.base), self._format.identifier(parts.changes)
+        )
+
+    def whole(self, spark: SparkSession, names: Iterable[TableName]) -> list[TableName]:
+        """The tables that these are, or are parts of."""
+        found = set()
+        for name in names:
+            stored = self._format.look(spark, name) if name.name.endswith(_SUFFIXES) else None
+            part_of = stored and stored.properties.get(PART_OF)
+            found.add(TableName.parse(part_of) if part_of else name)
+        return sorted(found)
+
+    def without_parts(self, name: TableName, stored: Stored) -> Stored:
+        """The stored table, which has this name, as the one that it is. DestinationError if it is a
+        part of another."""
+        whole = stored.properties.get(PART_OF)
+        if whole is None:
+            return stored
+        if whole != str(name):
+            raise _taken(self._format.identifier(name), TableName.parse(whole))
+        # It was the base until it got the table's name.
+        others = {key: value for key, value in stored.properties.items() if key != PART_OF}
+        return replace(stored, properties=others)
+
+    def _part(self, spark: SparkSession, part: TableName, whole: TableName) -> Stored | None:
+        stored = self._format.look(spark, part)
+        if stored is None or stored.properties.get(PART_OF) != str(whole):
+            return None
+        check_owner(self._format.identifier(part), self._owner, stored.properties)
+        return stored
+
+    # Copies.
+
+    def wanted(self, form: StoredForm, files: Sequence[Path]) -> bool:
+        """Whether a copy that is in these files is to be shown by a view."""
+        plan, reason = form.plan, why_merged(form)
+        if plan.freshness == "merge":
+            return False
+        if plan.freshness == "auto":
+            can_be = self._format.keeps_views and reason is None
+            return can_be and _rows_in(files) >= plan.view_from_rows
+        if reason is not None:
+            _logger.warning("a table cannot be shown by a view", table=str(form.name), why=reason)
+            return False
+        return True
+
+    def is_as_wanted(self, form: StoredForm, stored: Stored) -> bool:
+        """Whether the table is, or is not, shown by a view, as the plan says."""
+        if form.plan.freshness == "auto":
+            return True
+        wanted = form.plan.freshness == "view" and why_merged(form) is None
+        return wanted == (PART_OF in stored.properties)
+
+    def replace(
+        self,
+        spark: SparkSession,
+        form: StoredForm,
+        stamp: Stamp,
+        copy: Callable[[StoredForm], None],
+    ) -> StoredForm:
+        """Make the table from a copy, which ``copy`` puts into a table of the form that it is
+        given, with the stamp. Readers of the view see the former rows or these; if there was a
+        table in its place, there is nothing for a moment. Repeats safely."""
+        self._check_free(spark, form.name)
+        self._settle(spark, form.name)
+        form = replace(form, more_properties=part_properties(form, uuid.uuid4().hex))
+        copy(base_form(form))
+        self._replace_changes(spark, form, stamp)
+        if self._format.look(spark, form.name) is not None:
+            self._format.drop(spark, form.name)
+        parts = Parts(form.name, tuple(column.name for column in form.columns), form.schema.key)
+        self.opened(spark, parts)
+        if not self._format.keeps_views:
+            _logger.info(
+                "a table is to be read through a view, and the catalog keeps none",
+                table=str(form.name),
+                hint=f"`walflow view {form.name}` prints the view.",
+            )
+        return form
+
+    def _check_free(self, spark: SparkSession, name: TableName) -> None:
+        """Whether parts and view can have their names, or have them already."""
+        ours = False
+        for part in (base_of(name), changes_of(name)):
+            if (found := self._format.look(spark, part)) is not None:
+                if found.properties.get(PART_OF) != str(name):
+                    raise _taken(self._format.identifier(part), name)
+                ours = True
+        identifier = self._format.identifier(name)
+        if ours or not self._format.keeps_views or self._format.look(spark, name) is not None:
+            return
+        if spark.catalog.tableExists(identifier):
+            raise DestinationForeign(
+                f"the view {identifier} exists and was not made by walflow",
+                hint=f"Use another catalog, or remove the view: DROP VIEW {identifier};",
+            )
+
+    def _settle(self, spark: SparkSession, name: TableName) -> None:
+        """Leave no changes that the rows of a new copy would be hidden by."""
+        stored = self.look(spark, name)
+        parts = Parts.of(name, stored)
+        if stored is None or parts is None or stored.position is None:
+            return
+        try:
+            self.fold(spark, parts, stored.position)
+        except Exception as error:
+            # A table that is broken is no reason not to copy it again.
+            _logger.warning(
+                "changes of a table's former copy could not be merged",
+                table=str(name),
+                error=str(error).strip().partition("\n")[0],
+            )
+
+    def _replace_changes(self, spark: SparkSession, form: StoredForm, stamp: Stamp) -> None:
+        form = changes_form(form)
+        if not self._format.adopt(spark, form, [], {}, stamp):
+            nothing = spark.createDataFrame([], form.ddl.replace(" NOT NULL", ""))
+            self._format.replace(nothing, form, stamp)
+
+    # Changes.
+
+    def apply(self, round: Round, upto: Lsn, stored: Stored) -> StoredForm:
+        """Append the round, in exactly one commit; the session stamps it."""
+        form = replace(round.form, more_properties=said_by_parts(stored))
+        form = append_round(replace(round, form=form), upto)
+        stats = round.changes.stats
+        # A truncate has named all keys.
+        removed = self._unfolded.base_rows(form.name) if round.changes.truncated else 0
+        self._unfolded.appended(form.name, stats.rows + removed)
+        return form
+
+    def fold_due(self, name: TableName, plan: TablePlan) -> bool:
+        return self._unfolded.due(name, plan)
+
+    def fold(self, spark: SparkSession, parts: Parts, position: Lsn) -> None:
+        """Merge all changes, which are those up to the position, into the base. Repeats safely."""
+        if not spark.table(self._format.identifier(parts.changes)).isEmpty():
+            fold(self._format, spark, parts, Stamp(self._owner, position))
+        self._count(spark, parts)
+
+    def change(
+        self, spark: SparkSession, form: StoredForm, evolution: Evolution, stored: Stored
+    ) -> None:
+        """Bring the table to the form, as change_form does. Readers of the view may be refused for
+        a moment, and never see values under another column's name."""
+        if (reason := why_merged(form)) is not None:
+            raise NotFollowed(f"it is shown by a view, which it cannot be any more: {reason}")
+        parts = Parts.of(form.name, stored)
+        if parts is not None and stored.position is not None:
+            self.fold(spark, parts, stored.position)
+        key = key_property(form)
+        for part in (base_form(form), changes_form(form)):
+            change_form(spark, self._format, part, evolution, self._owner)
+            said = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in key.items())
+            self._format.alter(spark, part.name, f"SET TBLPROPERTIES ({said})")
+        if (parts := Parts.of(form.name, self.look(spark, form.name))) is not None:
+            show(self._format, spark, parts)
+
+    def _count(self, spark: SparkSession, parts: Parts) -> None:
+        base, changes = (self._format.rows(spark, part) for part in (parts.base, parts.changes))
+        self._unfolded.found(parts.name, base, changes)
+
+    # The end.
+
+    def merge(self, spark: SparkSession, parts: Parts, position: Lsn) -> bool:
+        """Make it a table that changes are merged into, without a copy. False if the base cannot
+        get the view's name, and then nothing has happened."""
+        if not self._format.keeps_views:
+            # It keeps folders, which have their names.
+            return False
+        self.fold(spark, parts, position)
+        self.hide(spark, parts.name)
+        if not self._format.rename(spark, parts.base, parts.name):
+            show(self._format, spark, parts)
+            return False
+        self.drop_parts(spark, parts.name)
+        return True
+
+    def hide(self, spark: SparkSession, name: TableName) -> None:
+        """Give the view's name free, if there is a view of ours."""
+        if self._format.keeps_views and self._part(spark, base_of(name), name) is not None:
+            self._format.drop_view(spark, name)
+
+    def drop_parts(self, spark: SparkSession, name: TableName) -> None:
+        """Remove the parts, if they are there and ours; the view is hidden."""
+        # The base last: by it the view is known to be ours.
+        for part in (changes_of(name), base_of(name)):
+            if self._part(spark, part, name) is not None:
+                self._format.drop(spark, part)
+        self._unfolded.forget(name)
+
+
+def _rows_in(files: Sequence[Path]) -> int:
+    return sum(parquet.read_metadata(file).num_rows for file in files)
+
+
+_SUFFIXES = (base_of(TableName("", "")).name, changes_of(TableName("", "")).name)
+
+
+def _taken(identifier: str, whole: TableName) -> DestinationError:
+    error = DestinationError(
+        f"the table {identifier} would be another one and a part of {whole}, which a view shows",
+        hint="Give one of them another name (mapping.tables), or have the changes of "
+        f"{whole} merged (apply.tables, freshness: merge) and copy it again.",
+    )
+    error.retry = False
+    return error
