@@ -159,7 +159,7 @@ def _drain(
         file_bytes=defaults.file_bytes,
     )
     metrics = Metrics().pipeline("bench")
-    describer = Describer(server.uri, "walflow bench", log, TypeSettings())
+    describer = Describer(server.uri, "walflow bench", slot, log, TypeSettings())
     writer = LogWriter(
         log,
         Decoder(describer.describe),

@@ -7,14 +7,11 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
-
-from walflow.bench.measure import Comparison, Timing, compare, measured
+from walflow.bench.measure import Comparison, Timing, compare, measured, measured_with_jvm
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSettings
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
@@ -64,7 +61,7 @@ def bench_copy(rows: int, rounds: int, *, debug: bool = False) -> Iterator[Compa
         yield compare(
             "copy-to-iceberg",
             rows,
-            lambda: _with_workers(copy),
+            lambda: measured_with_jvm(copy),
             "psql COPY",
             lambda: _reference(server),
             rounds,
@@ -128,24 +125,3 @@ def _reference(server: EmbeddedPostgres) -> Timing:
     command = [str(server.psql), server.uri, "-qc", "COPY bench TO STDOUT"]
     with Path(os.devnull).open("wb") as nowhere:
         return measured(lambda: subprocess.run(command, check=True, stdout=nowhere))
-
-
-def _with_workers(copy: Callable[[], None]) -> Timing:
-    """The client is this process, its JVM and the JVM's Python workers, not the server."""
-    began, cpu = time.perf_counter(), _client_cpu()
-    copy()
-    return Timing(time.perf_counter() - began, _client_cpu() - cpu)
-
-
-def _client_cpu() -> float:
-    total = 0.0
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        try:
-            if process.name().startswith("postgres"):
-                continue
-            used = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += used.user + used.system
-    return total

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Comparison", "Timing", "compare", "measured", "show"]
+__all__ = ["Comparison", "Timing", "client_cpu", "compare", "measured", "measured_with_jvm", "show"]
 
 ROUNDS = 3
 
@@ -71,6 +72,28 @@ def measured(work: Callable[[], object]) -> Timing:
     began, cpu = time.perf_counter(), _cpu()
     work()
     return Timing(time.perf_counter() - began, _cpu() - cpu)
+
+
+def measured_with_jvm(work: Callable[[], object]) -> Timing:
+    """So too, where the client is this process, its JVM and the JVM's Python workers."""
+    began, cpu = time.perf_counter(), client_cpu()
+    work()
+    return Timing(time.perf_counter() - began, client_cpu() - cpu)
+
+
+def client_cpu() -> float:
+    """Seconds of CPU of this process and all below it that are not a Postgres server's."""
+    total = 0.0
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            if process.name().startswith("postgres"):
+                continue
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += used.user + used.system
+    return total
 
 
 def compare(

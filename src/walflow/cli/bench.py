@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+
+if TYPE_CHECKING:
+    from walflow.config.settings import Freshness
 
 __all__ = ["bench"]
 
@@ -60,3 +65,95 @@ def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
     from walflow.bench.measure import show
 
     show(Console(), bench_copy(rows, rounds, debug=is_debug(context)), as_json=as_json)
+
+
+@bench.command()
+@click.option(
+    "--rows",
+    default="200000,2000000,10000000",
+    show_default=True,
+    help="Sizes of the table, with commas between.",
+)
+@click.option(
+    "--freshness",
+    default="merge,view",
+    show_default=True,
+    help="Ways to apply, with a comma between.",
+)
+@_rounds
+@_as_json
+@debug_option
+@click.pass_context
+def apply(context: click.Context, rows: str, freshness: str, rounds: int, as_json: bool) -> None:
+    """Rounds of changes into an Iceberg table, against a bare MERGE."""
+    from rich.console import Console
+
+    from walflow.bench.applying import bench_apply
+    from walflow.bench.measure import show
+
+    try:
+        sizes = [int(size) for size in rows.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--rows {rows!r}: whole numbers with commas between.") from None
+    ways: list[Freshness] = [way for way in ("merge", "view") if way in freshness.split(",")]
+    comparisons = bench_apply(sizes, rounds, ways, debug=is_debug(context))
+    show(Console(), comparisons, as_json=as_json)
+
+
+_table_rows = click.option(
+    "--rows", default=2_000_000, show_default=True, type=click.IntRange(min=1000), help="At first."
+)
+
+
+@bench.command()
+@_table_rows
+@click.option(
+    "--changes",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(min=1000),
+    help="In the backlog.",
+)
+@_rounds
+@_as_json
+@debug_option
+@click.pass_context
+def drain(context: click.Context, rows: int, changes: int, rounds: int, as_json: bool) -> None:
+    """From a backlog to a merged Iceberg table, against pg_recvlogical to /dev/null."""
+    from rich.console import Console
+
+    from walflow.bench.draining import bench_drain
+    from walflow.bench.measure import show
+
+    show(Console(), bench_drain(rows, changes, rounds, debug=is_debug(context)), as_json=as_json)
+
+
+@bench.command()
+@_table_rows
+@click.option(
+    "--per-second", default=100, show_default=True, type=click.IntRange(min=1), help="Commits."
+)
+@click.option(
+    "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="How long."
+)
+@click.option(
+    "--freshness", default="merge", show_default=True, type=click.Choice(["merge", "view"])
+)
+@_as_json
+@debug_option
+@click.pass_context
+def latency(
+    context: click.Context,
+    rows: int,
+    per_second: int,
+    seconds: float,
+    freshness: Freshness,
+    as_json: bool,
+) -> None:
+    """From a commit until who opens the Iceberg table sees it."""
+    from rich.console import Console
+
+    from walflow.bench.latency import bench_latency
+
+    result = bench_latency(rows, per_second, seconds, freshness, debug=is_debug(context))
+    result.show(Console(), as_json=as_json)

@@ -1,0 +1,162 @@
+"""Apply: rounds of changes into an Iceberg table, against a bare MERGE of the same changes.
+
+The reference is the fastest form known of what must be done at the least: the changes have one row
+a key already, and are cached; one MERGE into a table of the same form and files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from walflow.bench.made_up import MadeUpTable
+from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
+from walflow.config import SparkSettings
+from walflow.config.settings import Freshness
+from walflow.destinations.base import Events
+from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
+from walflow.destinations.lake import LakeDestination, Owner, TablePlan
+from walflow.destinations.lake.sessions import lake_session
+from walflow.model import Lsn, TableName
+from walflow.spark.jars import ICEBERG
+from walflow.spark.net import quoted
+from walflow.spark.session import make_session, stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["bench_apply"]
+
+ROUNDS_OF = (100, 10_000, 100_000)
+_TABLES = 50
+_WARM_UP_ROUNDS = 3
+
+
+def bench_apply(
+    sizes: Sequence[int], rounds: int, freshness: Sequence[Freshness], *, debug: bool = False
+) -> Iterator[Comparison]:
+    """Compare rounds of several sizes on tables of several sizes, and many tables at once."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))
+        stack.callback(shutil.rmtree, folder)
+        conf = {"spark.sql.extensions": EXTENSIONS}
+        spark = make_session(SparkSettings(), [ICEBERG], conf, debug=debug)
+        stack.callback(stop_session, spark)
+        for rows in sizes:
+            for way in freshness:
+                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, rounds)
+        yield _many_tables(spark, folder / "many", rounds)
+
+
+def _one_table(
+    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, rounds: int
+) -> Iterator[Comparison]:
+    destination = _destination(spark, folder / "lake", freshness)
+    ours = MadeUpTable("ours", rows, folder / "ours")
+    theirs = MadeUpTable("theirs", rows, folder / "theirs")
+    bare = _BareMerge(spark, folder / "bare", theirs)
+    _adopt(destination, ours)
+    for recent in (False, True):
+        for changes in ROUNDS_OF:
+            if changes > rows:
+                continue
+            name = f"{freshness}, {rows / 1e6:g}M rows, {changes:,} {_keys(recent)}"
+
+            def apply(changes: int = changes, recent: bool = recent) -> Timing:
+                return _timed(destination, ours.round(spark, changes, recent=recent))
+
+            def reference(changes: int = changes, recent: bool = recent) -> Timing:
+                return bare.timed(theirs.round(bare.spark, changes, recent=recent))
+
+            for _ in range(_WARM_UP_ROUNDS):
+                reference()
+                apply()
+            yield compare(name, changes, apply, "a bare MERGE", reference, rounds)
+    destination.shutdown()
+
+
+def _keys(recent: bool) -> str:
+    return "recent keys" if recent else "random keys"
+
+
+def _destination(spark: SparkSession, lake: Path, freshness: Freshness) -> LakeDestination:
+    plan = TablePlan(freshness=freshness)
+    format = IcebergFormat(str(lake))
+    return LakeDestination(spark, format, Owner("bench", "bench"), lambda _: plan)
+
+
+def _adopt(destination: LakeDestination, table: MadeUpTable) -> None:
+    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), exact=False)
+
+
+def _timed(destination: LakeDestination, events: Events) -> Timing:
+    return measured_with_jvm(lambda: destination.write_events(events))
+
+
+class _BareMerge:
+    """A table that nothing but a MERGE is done to."""
+
+    def __init__(self, spark: SparkSession, lake: Path, table: MadeUpTable) -> None:
+        destination = _destination(spark, lake, "merge")
+        _adopt(destination, table)
+        destination.shutdown()
+        format = IcebergFormat(str(lake))
+        self.spark = lake_session(spark, format.session_conf)
+        self._identifier = format.identifier(TableName("bench", table.name))
+
+    def timed(self, events: Events) -> Timing:
+        return measured_with_jvm(lambda: self._merge(events))
+
+    def _merge(self, events: Events) -> None:
+        (changes,) = events.tables
+        names = changes.schema.column_names
+        rows = self.spark.read.parquet(*changes.files).cache()
+        rows.createOrReplaceTempView("bare")
+        updates = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
+        self.spark.sql(
+            f"MERGE INTO {self._identifier} t"
+            " USING (SELECT * FROM bare WHERE _change_type IN ('insert', 'update', 'delete')) s"
+            " ON t.id = s.id"
+            " WHEN MATCHED AND s._change_type = 'delete' THEN DELETE"
+            f" WHEN MATCHED THEN UPDATE SET {updates}"
+            f" WHEN NOT MATCHED AND s._change_type <> 'delete' THEN INSERT"
+            f" ({', '.join(map(quoted, names))})"
+            f" VALUES ({', '.join(f's.{quoted(name)}' for name in names)})"
+        )
+        rows.unpersist()
+
+
+def _many_tables(spark: SparkSession, folder: Path, rounds: int) -> Comparison:
+    """100,000 changes over 50 tables: at once, as the pipeline does, against one by one."""
+    destination = _destination(spark, folder / "lake", "merge")
+    tables = [
+        MadeUpTable(f"t{number}", 20_000, folder / f"t{number}", seed=number)
+        for number in range(_TABLES)
+    ]
+    for table in tables:
+        _adopt(destination, table)
+    changes = ROUNDS_OF[-1] // _TABLES
+
+    def events() -> list[Events]:
+        return [table.round(spark, changes, recent=False) for table in tables]
+
+    def at_once() -> Timing:
+        made = events()
+        with ThreadPoolExecutor(16) as pool:
+            return measured_with_jvm(lambda: list(pool.map(destination.write_events, made)))
+
+    def one_by_one() -> Timing:
+        made = events()
+        with ThreadPoolExecutor(1) as pool:
+            return measured_with_jvm(lambda: list(pool.map(destination.write_events, made)))
+
+    at_once()
+    name = f"merge, {_TABLES} tables, {ROUNDS_OF[-1]:,} changes"
+    result = compare(name, ROUNDS_OF[-1], at_once, "one by one", one_by_one, rounds)
+    destination.shutdown()
+    return result

@@ -1,0 +1,145 @@
+"""Latency: from a commit at the source until a reader that opens the Iceberg table sees it."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from walflow.bench.lake_pipeline import CopiedTable, copied_table
+from walflow.bench.measure import client_cpu
+from walflow.config.settings import Freshness
+from walflow.destinations import warehouse_of
+from walflow.destinations.iceberg import IcebergFormat
+from walflow.model import Lsn, TableName
+
+__all__ = ["Latency", "bench_latency"]
+
+_LOOK_SECONDS = 0.01
+_WARM_UP_SECONDS = 10.0
+_LAST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    commits: int
+    seconds: float
+    p50: float
+    p99: float
+    worst: float
+    rounds: int
+    """Commits of the table in that time."""
+    cpu: float
+    """Share of a core that the client took."""
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "name": "latency",
+                "commits": self.commits,
+                "seconds": round(self.seconds, 1),
+                "p50_s": round(self.p50, 3),
+                "p99_s": round(self.p99, 3),
+                "max_s": round(self.worst, 3),
+                "rounds": self.rounds,
+                "cpu_cores": round(self.cpu, 3),
+            }
+        )
+
+    def show(self, console: Console, *, as_json: bool) -> None:
+        console.print(
+            f"commit to visible: p50 {self.p50:.2f} s, p99 {self.p99:.2f} s, max {self.worst:.2f} s"
+            f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.rounds} rounds,"
+            f" {self.cpu:.2f} cores)"
+        )
+        if as_json:
+            print(self.to_json())
+
+
+def bench_latency(
+    rows: int, per_second: int, seconds: float, freshness: Freshness, *, debug: bool = False
+) -> Latency:
+    """Single-row commits at an even pace, on a table that is copied already."""
+    with copied_table(rows, debug=debug, apply__freshness=freshness) as table:
+        with table.pipeline() as pipeline:
+            pipeline.wait(until_caught_up=True)
+            _commit(table, per_second, _WARM_UP_SECONDS)
+            with _Watch(table) as watch:
+                began, cpu = time.perf_counter(), client_cpu()
+                commits = _commit(table, per_second, seconds)
+                took = time.perf_counter() - began
+                cores = (client_cpu() - cpu) / took
+                watch.wait_for(commits[-1][0])
+        waits = np.array([watch.seen_at(lsn) - at for lsn, at in commits])
+        return Latency(
+            commits=len(commits),
+            seconds=took,
+            p50=float(np.quantile(waits, 0.5)),
+            p99=float(np.quantile(waits, 0.99)),
+            worst=float(waits.max()),
+            rounds=watch.rounds,
+            cpu=cores,
+        )
+
+
+def _commit(table: CopiedTable, per_second: int, seconds: float) -> list[tuple[Lsn, float]]:
+    """Update single rows; the position and the time of each commit."""
+    random = np.random.default_rng(11)
+    commits = []
+    with table.server.connect() as connection:
+        began = time.perf_counter()
+        for number in range(int(per_second * seconds)):
+            time.sleep(max(0.0, began + number / per_second - time.perf_counter()))
+            key = int(random.integers(1, table.rows + 1))
+            connection.execute("UPDATE bench SET amount = amount + 1 WHERE id = %s", [key])
+            at = time.perf_counter()
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            commits.append((Lsn.parse(row[0]), at))
+    return commits
+
+
+class _Watch:
+    """Opens the table again and again, and notes which position it has reached when."""
+
+    def __init__(self, table: CopiedTable) -> None:
+        self._format = IcebergFormat(str(warehouse_of(table.settings.destination.uri)))
+        self._spark = table.spark
+        self._name = TableName("public", "bench")
+        self._stop = threading.Event()
+        self._seen: list[tuple[Lsn, float]] = []
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+
+    @property
+    def rounds(self) -> int:
+        return len(self._seen)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            stored = self._format.look(self._spark, self._name)
+            position = None if stored is None else stored.position
+            if position is not None and (not self._seen or position > self._seen[-1][0]):
+                self._seen.append((position, time.perf_counter()))
+
+    def wait_for(self, position: Lsn) -> None:
+        deadline = time.monotonic() + _LAST_SECONDS
+        while not self._seen or self._seen[-1][0] < position:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the table has not reached {position}")
+            time.sleep(_LOOK_SECONDS)
+
+    def seen_at(self, position: Lsn) -> float:
+        return self._seen[bisect.bisect_left(self._seen, (position, 0.0))][1]
