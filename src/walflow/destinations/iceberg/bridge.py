@@ -211,6 +211,31 @@ class Bridge:
         names: list[_Field] = json.loads(mappings.NameMappingParser.toJson(mapping))
         return names
 
+    def version_at(self, name: TableName, position: Lsn) -> int | None:
+        """See LakeFormat.versions_at."""
+        table = self._load(name)
+        snapshot = None if table is None else table.currentSnapshot()
+        found: tuple[Lsn, int] | None = None
+        while snapshot is not None:
+            stamp = snapshot.summary().get(POSITION)
+            at = None if stamp is None else Lsn.parse(stamp)
+            if at is not None and found is not None and at != found[0]:
+                break
+            if at is not None and at <= position:
+                found = at, snapshot.snapshotId()
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return None if found is None else found[1]
+
+    def expire(self, name: TableName, versions: Sequence[int]) -> None:
+        """See LakeFormat.expire. No job of Spark's looks for the files, as it does by SQL."""
+        # Nothing by age: what is to go is said.
+        expiry = self._catalog.loadTable(self._identifier(name)).expireSnapshots()
+        expiry = expiry.expireOlderThan(0)
+        for version in versions:
+            expiry = expiry.expireSnapshotId(version)
+        expiry.commit()
+
     def _add_columns(
         self, transaction: Any, columns: Mapping[str, str], values: Mapping[str, Constant]
     ) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
+from walflow.destinations.iceberg.maintenance import (
+    compact,
+    expire,
+    read_versions,
+    remove_orphans,
+    version_at,
+)
 from walflow.destinations.iceberg.tables import (
     all_properties,
     alter_table,
@@ -31,10 +39,17 @@ from walflow.destinations.iceberg.views import (
     keeps_views,
     name_in_view,
 )
-from walflow.destinations.lake.format import ColumnChanges, Constant, RowPlaces, Stored
+from walflow.destinations.lake.format import (
+    ColumnChanges,
+    Compaction,
+    Constant,
+    RowPlaces,
+    Stored,
+    Version,
+)
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
-from walflow.model import TableName
+from walflow.model import Lsn, TableName
 from walflow.spark.net import quoted
 
 if TYPE_CHECKING:
@@ -146,6 +161,41 @@ class IcebergFormat:
 
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
         return owned_tables(spark, owner)
+
+    def as_of(self, name: TableName, version: int) -> str:
+        return f"{table_identifier(name)} VERSION AS OF {version}"
+
+    def versions(self, spark: SparkSession, name: TableName) -> list[Version]:
+        return read_versions(spark, name)
+
+    def versions_at(
+        self, spark: SparkSession, positions: Mapping[TableName, Lsn]
+    ) -> dict[TableName, int]:
+        bridge = self._bridge(spark)
+        found = {
+            name: version_at(read_versions(spark, name), position)
+            if bridge is None
+            else bridge.version_at(name, position)
+            for name, position in positions.items()
+        }
+        return {name: version for name, version in found.items() if version is not None}
+
+    def compact(
+        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
+    ) -> bool:
+        return compact(spark, name, policy)
+
+    def expire(
+        self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime
+    ) -> None:
+        bridge = self._bridge(spark)
+        if bridge is None:
+            expire(spark, name, versions)
+        else:
+            bridge.expire(name, versions)
+
+    def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
+        remove_orphans(spark, name, before)
 
     def _bridge(self, spark: SparkSession) -> Bridge | None:
         """Opened when first asked for: that starts the catalog, which may take long, or fail."""

@@ -11,7 +11,7 @@ import structlog
 
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
-from walflow.destinations.lake.owner import POSITION, Owner, Stamp, is_owned
+from walflow.destinations.lake.owner import OWN_NAMESPACE, POSITION, Owner, Stamp, is_owned
 from walflow.model import Lsn, TableName
 from walflow.spark.net import literal, quoted
 
@@ -60,6 +60,8 @@ _PROPERTIES = {
     # Each commit writes a new metadata file; without this all of them stay.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
+    # A commit that finds so many lists of files makes few of them: whoever reads reads them all.
+    "commit.manifest.min-count-to-merge": "20",
 }
 
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -97,6 +99,8 @@ def _folder_name(name: str) -> str:
     Hadoop's paths give a meaning to ``%``, ``:`` and a leading dot or underscore, and a JVM in the
     C locale cannot write names that are not ASCII.
     """
+    if name == OWN_NAMESPACE:
+        return name
     escaped = re.sub(
         r"[^A-Za-z0-9_.-]", lambda match: "".join(f"~{b:02X}" for b in match[0].encode()), name
     )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn
 
-__all__ = ["POSITION", "Owner", "Stamp", "check_owner", "is_owned"]
+__all__ = ["OWN_NAMESPACE", "POSITION", "Owner", "Stamp", "check_owner", "is_owned"]
 
+OWN_NAMESPACE = "_walflow"
+"""Where a lake has tables that walflow keeps for itself, under a name that people can type."""
 POSITION = "walflow.lsn"
 """Under this name a commit has the position that its table is at with it."""
 _PIPELINE = "walflow.pipeline"
