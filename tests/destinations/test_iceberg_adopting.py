@@ -179,7 +179,7 @@ def reading(session: SparkSession, states: Sequence[Source]) -> Iterator[threadi
     def read() -> None:
         while not ended.is_set():
             try:
-                found = session.sql(f"SELECT * FROM {IDENTIFIER}").toArrow()
+                found = session.sql(f"SELECT * FROM {IDENTIFIER}").drop(*METADATA).toArrow()
                 rows = found.to_pylist()
                 if not any(found.column_names == names and same(rows, r) for names, r in known):
                     wrong.append(rows)
