@@ -88,7 +88,7 @@ def test_what_is_in_an_added_column_must_be_known() -> None:
 
 def test_a_column_that_was_merely_not_published_is_not_added() -> None:
     assert "not published" in refused(form(ID, B), form(ID, A, B))
-    assert "not published" in refused(form(ID, A, unpublished=frozenset({3})), form(ID, A, B))
+    assert "not published" in refused(form(ID, A, newest=3), form(ID, A, B))
 
 
 def test_columns_without_a_number_cannot_be_followed() -> None:

@@ -123,8 +123,7 @@ def _numbers(columns: tuple[Column, ...]) -> frozenset[int]:
 
 
 def _check_added(column: Column, before: TableSchema, *, rewritten: bool) -> None:
-    newest = max((old.position for old in before.columns), default=0)
-    if column.position in before.unpublished or column.position < newest:
+    if column.position <= max(before.newest, *_numbers(before.columns), 0):
         raise NotFollowed(f"column {column.name} was there before, but was not published")
     if not column.missing_known:
         raise NotFollowed(

@@ -195,6 +195,9 @@ class Column:
     attmissingval, the constant default that it was added with); None: null."""
     missing_known: bool = True
     """Whether ``missing`` is it. Not where partitions differ, or the type does not hold it."""
+    altered: int = 0
+    """The transaction that altered it last before the form was this one (pg_attribute.xmin): as
+    long as it is the last one, the column has its name and type. 0: not known."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -205,6 +208,7 @@ class Column:
             "position": self.position,
             "missing": self.missing,
             "missing_known": self.missing_known,
+            "altered": self.altered,
         }
 
     @classmethod
@@ -230,6 +234,9 @@ class TableSchema:
     unpublished: frozenset[int] = frozenset()
     """The attribute numbers of columns that it has beside the published ones. Not part of the
     form."""
+    newest: int = 0
+    """The greatest attribute number given out so far, as far as is known: that of a column which
+    is added later is greater. Not part of the form."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -275,6 +282,7 @@ class TableSchema:
             "version": int(self.version),
             "filenodes": sorted(self.filenodes),
             "unpublished": sorted(self.unpublished),
+            "newest": self.newest,
         }
 
     @classmethod
@@ -288,6 +296,7 @@ class TableSchema:
             version=Lsn(raw["version"]),
             filenodes=frozenset(raw.get("filenodes", ())),
             unpublished=frozenset(raw.get("unpublished", ())),
+            newest=raw.get("newest", 0),
         )
 
 

@@ -58,7 +58,7 @@ class Capture:
             max_bytes=max_bytes,
             file_bytes=128 << 20,
         )
-        self.describer = Describer(uri, "walflow test", self.log, TypeSettings())
+        self.describer = Describer(uri, "walflow test", slot, self.log, TypeSettings())
         self.writer = LogWriter(
             self.log,
             Decoder(self.describer.describe),

@@ -22,7 +22,7 @@ from walflow.source.catalog import describe_relation
 from walflow.source.cells import pad
 from walflow.source.connection import Session
 from walflow.source.frames import Frames
-from walflow.source.pgoutput import Decoded, Decoder
+from walflow.source.pgoutput import Decoded, Decoder, Describe
 from walflow.source.relation import Relation
 from walflow.source.types import TypeCatalog
 
@@ -63,11 +63,14 @@ def frames_of(messages: Sequence[bytes]) -> Frames:
     return Frames(pad(data), np.array(start, np.int64), np.array(end, np.int64))
 
 
-def describer(session: Session) -> Callable[[Relation, Lsn], TableSchema]:
+def describer(session: Session) -> Describe:
     types = TypeCatalog(session)
 
-    def describe(relation: Relation, lsn: Lsn) -> TableSchema:
-        return describe_relation(session, relation, types, TypeSettings(), version=lsn)
+    def describe(relation: Relation, lsn: Lsn, known: TableSchema | None) -> TableSchema:
+        described = describe_relation(
+            session, relation, types, TypeSettings(), version=lsn, before=known
+        )
+        return known if known is not None and known.same_columns(described) else described
 
     return describe
 

@@ -44,6 +44,13 @@ def streamed(database: Database, *statements: str) -> dict[str, Relation]:
     return {relation.name.name: relation for relation in relations}
 
 
+def hold(database: Database) -> str:
+    """A slot from here on."""
+    slot = f"{database.name}_hold"
+    database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    return slot
+
+
 def test_keys_follow_the_replica_identity(any_database: Database) -> None:
     any_database.execute(
         "CREATE TABLE by_key (b int, a int, x text, PRIMARY KEY (a, b) INCLUDE (x))",
@@ -100,16 +107,26 @@ def test_the_stream_and_the_catalog_describe_tables_alike(any_database: Database
         "INSERT INTO parts VALUES (1, 1, 'x')",
     )
     tables = published(any_database)
+    slot = hold(any_database)
     # Postgres announces the partition too, though its changes come as the root's.
     assert relations.keys() - {"part"} == tables.keys()
     with connect(any_database.replicator(), application_name="t") as connection:
         types = TypeCatalog(connection)
         for name, table in tables.items():
-            described = describe_relation(connection, relations[name], types, TypeSettings())
+            said = (connection, relations[name], types, TypeSettings())
+            described = describe_relation(*said, slot=slot)
             assert described == table.schema
-            later = describe_relation(connection, relations[name], types, TypeSettings(), Lsn(77))
+            later = describe_relation(*said, Lsn(77), slot=slot)
             assert later.version == 77
             assert later.same_form(described)
+            assert describe_relation(*said, before=described) == described
+    with connect(any_database.replicator(), application_name="t") as connection:
+        # The column that was dropped could be any of them.
+        unknown = describe_relation(
+            connection, relations["by_key"], TypeCatalog(connection), TypeSettings()
+        )
+    assert {column.position for column in unknown.columns} == {0}
+    assert not unknown.filenodes
 
 
 def test_a_relation_that_is_long_gone_can_still_be_described(any_database: Database) -> None:

@@ -21,37 +21,49 @@ __all__ = ["Describer"]
 class Describer:
     """Answers the decoder, with a session on the source that is opened when first needed."""
 
-    def __init__(self, uri: str, application: str, log: ChangeLog, types: TypeSettings) -> None:
+    def __init__(
+        self, uri: str, application: str, slot: str, log: ChangeLog, types: TypeSettings
+    ) -> None:
         self._uri = uri
         self._application = application
+        self._slot = slot
         self._log = log
         self._settings = types
         self._session: tuple[Session, TypeCatalog] | None = None
 
-    def describe(self, relation: Relation, lsn: Lsn) -> TableSchema:
-        """The schema; the one that the log knows already if the form is the same.
+    def describe(self, relation: Relation, lsn: Lsn, known: TableSchema | None) -> TableSchema:
+        """The schema; the newest one that is known already if it says the same. ``known`` is the
+        one that the stream gave last.
 
         Does not wait for a source that is away: one that shuts down lets nobody in any more, and
         waits itself until all it has sent is acknowledged.
         """
+        logged = self._log.latest_schema(relation.oid, lsn)
+        forms = [form for form in (known, logged) if form is not None]
+        numbered = [form for form in forms if _is_numbered(form)]
+        before = max(numbered, key=lambda form: form.version, default=None)
         try:
-            described = self._ask(relation, lsn, fresh=False)
+            described = self._ask(relation, lsn, before, fresh=False)
         except SourceError as error:
             if not error.retry:
                 raise
             # The session may have been dead for long.
-            described = self._ask(relation, lsn, fresh=True)
-        known = self._log.latest_schema(relation.oid)
-        return known if known is not None and known.same_form(described) else described
+            described = self._ask(relation, lsn, before, fresh=True)
+        newest = max(forms, key=lambda form: form.version, default=None)
+        return described if newest is None or _is_news(described, newest) else newest
 
-    def _ask(self, relation: Relation, lsn: Lsn, *, fresh: bool) -> TableSchema:
+    def _ask(
+        self, relation: Relation, lsn: Lsn, before: TableSchema | None, *, fresh: bool
+    ) -> TableSchema:
         if fresh:
             self.close()
         if self._session is None:
             connection = connect(self._uri, application_name=f"{self._application} catalog")
             self._session = connection, TypeCatalog(connection)
         connection, types = self._session
-        return describe_relation(connection, relation, types, self._settings, version=lsn)
+        return describe_relation(
+            connection, relation, types, self._settings, lsn, before=before, slot=self._slot
+        )
 
     def close(self) -> None:
         """Repeats safely."""
@@ -59,3 +71,16 @@ class Describer:
             with contextlib.suppress(psycopg.Error):
                 self._session[0].close()
             self._session = None
+
+
+def _is_numbered(form: TableSchema) -> bool:
+    return all(column.position for column in form.columns)
+
+
+def _is_news(described: TableSchema, newest: TableSchema) -> bool:
+    """Whether it has to be told from the form before: by its columns, which without numbers might
+    always be others, or by its files, from which one sees later that rows were written anew."""
+    if not _is_numbered(newest) or not newest.same_columns(described):
+        return True
+    files = described.filenodes
+    return bool(files) and not (newest.filenodes and newest.filenodes <= files)

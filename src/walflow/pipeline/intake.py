@@ -77,7 +77,9 @@ class Intake:
 
     def start(self) -> None:
         settings = self._settings
-        describer = Describer(self._uri, self._application, self._log, settings.types)
+        describer = Describer(
+            self._uri, self._application, settings.slot, self._log, settings.types
+        )
         writer = LogWriter(
             self._log,
             Decoder(describer.describe),

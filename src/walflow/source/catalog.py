@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from walflow.config import TypeSettings
-from walflow.errors import NoSelectRight, ReservedColumnName, WalflowError
+from walflow.errors import NoSelectRight, PublicationChanged, ReservedColumnName, WalflowError
 from walflow.model import (
     Column,
     Lsn,
@@ -19,11 +19,14 @@ from walflow.model import (
     TableSchema,
     quote_identifier,
 )
+from walflow.source.attributes import Attribute, Attributes, read_attributes, with_missing
 from walflow.source.connection import Session, source_errors
+from walflow.source.identities import Identities
 from walflow.source.membership import read_memberships
 from walflow.source.publication import Publication, brief_look, read_publication
-from walflow.source.relation import Relation
+from walflow.source.relation import Relation, RelationColumn
 from walflow.source.rights import select_refusal
+from walflow.source.settling import settle
 from walflow.source.types import TypeCatalog
 from walflow.source.values import spark_type
 from walflow.states import Membership
@@ -125,25 +128,6 @@ SELECT DISTINCT c.oid, n.nspname, c.relname, c.relreplident, c.relkind = 'p', {c
  ORDER BY n.nspname, c.relname
 """
 
-_COLUMNS = """
-SELECT attrelid, attname, attnum, atttypid, atttypmod, attgenerated <> ''
-  FROM pg_attribute
- WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
- ORDER BY attrelid, attnum
-"""
-
-# Only what Postgres itself takes as an identity: valid, and checked at once.
-_INDEXES = """
-SELECT i.indrelid, i.indisprimary, i.indisreplident,
-       ARRAY(SELECT a.attname::text
-               FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
-               JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-              WHERE k.place <= i.indnkeyatts)
-  FROM pg_index AS i
- WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
-   AND i.indisvalid AND i.indimmediate
-"""
-
 # A partitioned table has no rows, and foreign or unlogged partitions are not in the log.
 _RELATIONS = """
 SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
@@ -161,41 +145,6 @@ SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
  WHERE c.relkind = 'r' AND c.relpersistence = 'p'
  ORDER BY root, n.nspname, c.relname
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Attribute:
-    name: str
-    position: int
-    type_oid: int
-    typmod: int
-    generated: bool
-
-
-class _Identities:
-    """Primary keys and identity indexes of some relations."""
-
-    def __init__(self, connection: Session, oids: Sequence[int]) -> None:
-        self._primary: dict[int, frozenset[str]] = {}
-        self._chosen: dict[int, frozenset[str]] = {}
-        for oid, primary, chosen, names in connection.execute(_INDEXES, [list(oids)]):
-            if primary:
-                self._primary[oid] = frozenset(names)
-            if chosen:
-                self._chosen[oid] = frozenset(names)
-
-    def key(self, oid: int, identity: ReplicaIdentity) -> frozenset[str]:
-        """The columns that tell rows apart. Where whole rows are logged that is the primary key."""
-        match identity:
-            case ReplicaIdentity.DEFAULT | ReplicaIdentity.FULL:
-                return self._primary.get(oid, frozenset())
-            case ReplicaIdentity.INDEX:
-                return self._chosen.get(oid, frozenset())
-            case ReplicaIdentity.NOTHING:
-                return frozenset()
-
-    def usable(self, oid: int, identity: ReplicaIdentity) -> bool:
-        return identity is ReplicaIdentity.FULL or bool(self.key(oid, identity))
 
 
 def published_tables(
@@ -222,11 +171,11 @@ def _published_tables(
     columns = "p.attnames::text[], p.rowfilter" if major >= 15 else "NULL, NULL"
     tables = connection.execute(_TABLES.format(columns=columns), [publication]).fetchall()
     oids = [table[0] for table in tables]
-    attributes = _attributes(connection, oids)
+    attributes = read_attributes(connection, oids)
     relations = connection.execute(_RELATIONS, [oids]).fetchall()
-    identities = _Identities(connection, [*oids, *(relation[1] for relation in relations)])
+    identities = Identities(connection, [*oids, *(relation[1] for relation in relations)])
     types = types or TypeCatalog(connection)
-    types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table)
+    types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table.live)
 
     physical: dict[int, list[PhysicalRelation]] = defaultdict(list)
     for root, oid, schema, name, identity, pages, size, rows, readable, hidden, file in relations:
@@ -255,28 +204,43 @@ def _published_tables(
 
     found = []
     for oid, schema, name, letter, partitioned, listed, row_filter in tables:
+        live = attributes[oid].live
+        if listed is not None and not {a.name for a in live}.issuperset(listed):
+            raise PublicationChanged(
+                f"Table {schema}.{name} was altered while what is published was read.",
+                hint="It is read again.",
+            )
         # Before 18 a generated column is never published; since then the list says it all.
         shown = [
             attribute
-            for attribute in attributes[oid]
+            for attribute in live
             if (listed is None or attribute.name in listed)
             and (major >= 18 or not attribute.generated)
         ]
+        numbers = {attribute.position for attribute in shown}
         identity = ReplicaIdentity(letter)
-        key = identities.key(oid, identity)
+        indexed = identities.key(oid, identity)
+        key = frozenset(a.name for a in live if a.position in indexed)
         described = TableSchema(
             oid=oid,
             name=TableName(schema, name),
             columns=_columns(shown, key, types, settings),
             key=_key(shown, key),
             replica_identity=identity,
+            filenodes=attributes[oid].filenodes,
+            unpublished=frozenset(a.position for a in live if a.position not in numbers),
+            newest=max((a.position for a in attributes[oid].all), default=0),
         )
-        names = {attribute.name for attribute in shown}
-        logged = (
-            {a.name for a in attributes[oid] if not a.generated}
-            if identity is ReplicaIdentity.FULL
-            else key
-        )
+        uncovered = [
+            attribute.name
+            for attribute in live
+            if attribute.position not in numbers
+            and (
+                not attribute.generated
+                if identity is ReplicaIdentity.FULL
+                else attribute.name in key
+            )
+        ]
         found.append(
             PublishedTable(
                 schema=described,
@@ -285,7 +249,7 @@ def _published_tables(
                 relations=tuple(physical[oid]),
                 partitioned=partitioned,
                 membership=memberships[oid],
-                uncovered=tuple(sorted(logged - names)),
+                uncovered=tuple(sorted(uncovered)),
                 problem=_reserved(described, connection, published)
                 or refused_reading(connection, physical[oid]),
             )
@@ -300,35 +264,34 @@ def describe_relation(
     types: TypeCatalog,
     settings: TypeSettings,
     version: Lsn = Lsn(0),
+    *,
+    before: TableSchema | None = None,
+    slot: str | None = None,
 ) -> TableSchema:
     """The schema of a table as the stream describes it.
 
     The message counts where the catalog, which shows the table as it is now, says otherwise. From
-    the catalog come the meaning of types, column positions (0 for a column that is no longer
-    there), and, where whole rows are logged, the primary key.
+    the catalog come the meaning of types, what older rows have in columns, where the rows lie,
+    and, where whole rows are logged, the primary key. ``before`` is a form that the table had
+    earlier and ``slot`` the slot that the message comes from: they help to tell the columns'
+    positions, which are 0 if the message may speak of one column or another.
 
     A column that was given one of our names (``_lsn``) appears under another (``~_lsn``): the log
     goes on to hold the changes of all tables, and this one's form differs from the destination's.
     """
-    positions = {a.name: a.position for a in _attributes(connection, [relation.oid])[relation.oid]}
-    if relation.identity is ReplicaIdentity.FULL:
-        key = _Identities(connection, [relation.oid]).key(relation.oid, relation.identity)
-    else:
-        key = frozenset(column.name for column in relation.columns if column.identity)
-    stand_ins = _stand_ins([column.name for column in relation.columns])
-    key = frozenset(stand_ins.get(name, name) for name in key)
-    shown = [
-        _Attribute(
-            stand_ins.get(column.name, column.name),
-            positions.get(column.name, 0),
-            column.type_oid,
-            column.typmod,
-            generated=False,
-        )
-        for column in relation.columns
-    ]
+    now = read_attributes(connection, [relation.oid], slot)[relation.oid]
+    positions = settle(before, relation.columns, now.all)
+    shown = _shown(relation, positions, before, now)
     types.load((attribute.type_oid, attribute.typmod) for attribute in shown)
-    return TableSchema(
+    if relation.identity is ReplicaIdentity.FULL:
+        indexed = Identities(connection, [relation.oid]).key(relation.oid, relation.identity)
+        # By name where numbers are not known: the table is copied again for it in any case.
+        named = {a.position: a.name for a in (shown if positions else now.live)}
+        key = frozenset(named.get(number, "") for number in indexed)
+    else:
+        pairs = zip(relation.columns, shown, strict=True)
+        key = frozenset(attribute.name for column, attribute in pairs if column.identity)
+    described = TableSchema(
         oid=relation.oid,
         name=relation.name,
         columns=_columns(shown, key, types, settings),
@@ -336,6 +299,76 @@ def describe_relation(
         replica_identity=relation.identity,
         version=version,
     )
+    return described if positions is None else _with_storage(described, shown, before, now)
+
+
+def _shown(
+    relation: Relation,
+    positions: Sequence[int] | None,
+    before: TableSchema | None,
+    now: Attributes,
+) -> list[Attribute]:
+    """The message's columns, with what the catalog still knows of them."""
+    stand_ins = _stand_ins([column.name for column in relation.columns])
+    of_now = {attribute.position: attribute for attribute in now.live}
+    former = {c.position: c.altered for c in (before.columns if before is not None else ())}
+    shown = []
+    for place, column in enumerate(relation.columns):
+        named = Attribute(
+            stand_ins.get(column.name, column.name),
+            0 if positions is None else positions[place],
+            column.type_oid,
+            column.typmod,
+            missing_known=False,
+        )
+        attribute = of_now.get(named.position)
+        # If it is dropped, or of another type now, its missing value is lost, or another one.
+        if attribute is not None and _type_of(attribute) == _type_of(column):
+            # If it was altered meanwhile, it is not known whether before or after the message.
+            untouched = attribute.settled or attribute.altered == former.get(attribute.position)
+            named = replace(
+                named,
+                missing=attribute.missing,
+                missing_known=attribute.missing_known,
+                altered=attribute.altered if untouched else 0,
+            )
+        shown.append(named)
+    return shown
+
+
+def _type_of(column: Attribute | RelationColumn) -> tuple[int, int]:
+    return column.type_oid, column.typmod
+
+
+def _with_storage(
+    described: TableSchema, shown: Sequence[Attribute], before: TableSchema | None, now: Attributes
+) -> TableSchema:
+    """The form with the files that its rows lay in, and the columns that the table had beside the
+    published ones, as far as that can be told from what the catalog shows now."""
+    types = {attribute.position: _type_of(attribute) for attribute in shown}
+    once: frozenset[int] = frozenset()
+    if before is not None:
+        once = before.unpublished.union(column.position for column in before.columns)
+    others = [attribute for attribute in now.live if attribute.position not in types]
+    beside = frozenset(
+        attribute.position
+        for attribute in others
+        if attribute.settled
+        or attribute.generated
+        or attribute.position in once
+        or attribute.position < max(types, default=0)
+    )
+    as_now = {a.position: _type_of(a) for a in now.live if a.position in types} == types
+    filenodes: frozenset[int] = frozenset()
+    if as_now and len(beside) == len(others):
+        filenodes = now.filenodes
+    elif before is not None and before.filenodes <= now.filenodes:
+        # Nothing was written anew up to now, so nothing was up to then.
+        filenodes = before.filenodes
+    newest = max([*types, *once, *(a.position for a in now.all if a.settled)], default=0)
+    if before is not None:
+        newest = max(newest, before.newest)
+    return replace(described, filenodes=filenodes, unpublished=beside, newest=newest)
 
 
 def refused_reading(
@@ -363,15 +396,8 @@ def _stand_ins(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _attributes(connection: Session, oids: Sequence[int]) -> dict[int, list[_Attribute]]:
-    found: dict[int, list[_Attribute]] = {oid: [] for oid in oids}
-    for oid, *facts in connection.execute(_COLUMNS, [list(oids)]):
-        found[oid].append(_Attribute(*facts))
-    return found
-
-
 def _columns(
-    attributes: Iterable[_Attribute],
+    attributes: Iterable[Attribute],
     key: frozenset[str],
     types: TypeCatalog,
     settings: TypeSettings,
@@ -379,19 +405,22 @@ def _columns(
     # Only key columns count as never null: NOT NULL may have been set after a change with a null
     # in that column was logged, and a delete has no other values at all.
     resolved = [types.resolve(attribute.type_oid, attribute.typmod) for attribute in attributes]
-    return tuple(
+    return with_missing(
         Column(
             name=attribute.name,
             type=pg_type,
             spark_type=spark_type(pg_type, settings),
             nullable=attribute.name not in key,
             position=attribute.position,
+            missing=attribute.missing,
+            missing_known=attribute.missing_known,
+            altered=attribute.altered,
         )
         for attribute, pg_type in zip(attributes, resolved, strict=True)
     )
 
 
-def _key(attributes: Sequence[_Attribute], key: frozenset[str]) -> tuple[str, ...]:
+def _key(attributes: Sequence[Attribute], key: frozenset[str]) -> tuple[str, ...]:
     """The key in column order; none if a column of it is not published."""
     named = tuple(attribute.name for attribute in attributes if attribute.name in key)
     return named if len(named) == len(key) else ()

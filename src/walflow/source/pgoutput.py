@@ -24,7 +24,7 @@ from walflow.source.relation import Relation, parse_relation
 from walflow.source.rows import Image, changed_keys, table_columns, walk
 from walflow.source.sparse import exact_map, names_list
 
-__all__ = ["Decoded", "Decoder", "TableBatch"]
+__all__ = ["Decoded", "Decoder", "Describe", "TableBatch"]
 
 _BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE, _TRUNCATE = b"BCRYOMT"
 _INSERT, _UPDATE, _DELETE = b"IUD"
@@ -85,23 +85,18 @@ class _Open:
     changes: int
 
 
-@dataclass(slots=True)
-class _Form:
-    """A table's schema and the message that announced it."""
-
-    message: bytes
-    schema: TableSchema
+Describe = Callable[[Relation, Lsn, TableSchema | None], TableSchema]
 
 
 class Decoder:
     """Turns frames into batches. Keeps what the protocol keeps: tables' forms, the open
     transaction. One decoder serves one connection at a time: ``reset`` it on reconnecting."""
 
-    def __init__(self, describe: Callable[[Relation, Lsn], TableSchema]) -> None:
-        """``describe`` gives the schema for a relation message first seen in the transaction that
-        commits at the given position."""
+    def __init__(self, describe: Describe) -> None:
+        """``describe`` gives the schema for a relation message in the transaction that commits at
+        the given position; it is told which schema the table had so far on this connection."""
         self._describe = describe
-        self._forms: dict[int, _Form] = {}
+        self._forms: dict[int, TableSchema] = {}
         self._open: _Open | None = None
 
     def reset(self) -> None:
@@ -238,21 +233,20 @@ class Decoder:
         self, frames: Frames, types: npt.NDArray[np.uint8], transactions: _Transactions
     ) -> dict[int, list[tuple[int, TableSchema]]]:
         """For each table, which schema holds from which message on."""
-        forms = {oid: [(-1, form.schema)] for oid, form in self._forms.items()}
+        forms = {oid: [(-1, schema)] for oid, schema in self._forms.items()}
         for index in np.flatnonzero(types == _RELATION):
-            message = frames.message(int(index))
-            relation = parse_relation(message)
+            relation = parse_relation(frames.message(int(index)))
             known = self._forms.get(relation.oid)
-            if known is not None and known.message == message:
-                continue
             lsn = Lsn(int(transactions.lsn[transactions.of_message[index]]))
-            schema = self._describe(relation, lsn)
-            if known is not None and schema.version == lsn <= known.schema.version:
+            # Also if the message is the same again: a column that was dropped and made anew looks
+            # like the former one.
+            schema = self._describe(relation, lsn, known)
+            if known is not None and schema.version == lsn <= known.version and schema != known:
                 # A second form in one transaction: versions tell the forms of a table apart.
-                schema = replace(schema, version=Lsn(known.schema.version + 1))
-            if known is None or known.schema != schema:
+                schema = replace(schema, version=Lsn(known.version + 1))
+            if known is None or known != schema:
                 forms.setdefault(relation.oid, []).append((int(index), schema))
-            self._forms[relation.oid] = _Form(message, schema)
+            self._forms[relation.oid] = schema
         return forms
 
     def _truncates(self, frames: Frames, types: npt.NDArray[np.uint8]) -> dict[int, list[int]]:

@@ -45,7 +45,7 @@ SELECT concat_ws('-',
          (SELECT bit_xor(hash_record_extended(link, 0)) FROM link),
          (SELECT bit_xor(hash_record_extended(
                    ROW(c.oid, c.relname, n.nspname, c.relkind, c.relpersistence,
-                       c.relreplident), 0))
+                       c.relreplident, c.relfilenode), 0))
             FROM relation
             JOIN pg_class AS c USING (oid)
             JOIN pg_namespace AS n ON n.oid = c.relnamespace),
@@ -56,6 +56,11 @@ SELECT concat_ws('-',
             JOIN pg_attribute AS a ON a.attrelid = relation.oid
            WHERE a.attnum > 0 AND NOT a.attisdropped
              AND NOT (pubviaroot AND below)),
+         (SELECT bit_xor(hash_record_extended(
+                   ROW(a.attrelid, a.attnum, a.attmissingval::text), 0))
+            FROM relation
+            JOIN pg_attribute AS a ON a.attrelid = relation.oid
+           WHERE a.attnum > 0 AND a.atthasmissing),
          (SELECT bit_xor(hash_record_extended(
                    ROW(i.indexrelid, i.indrelid, i.indkey::int2[], i.indnkeyatts, i.indisprimary,
                        i.indisreplident, i.indisvalid, i.indimmediate), 0))
@@ -79,7 +84,7 @@ _SCHEMA_ENTRIES = """
 
 def publication_fingerprint(connection: Session, publication: str) -> str:
     """A text that is another one as soon as ``published_tables`` has something new to say of
-    names, columns, keys, filters, partitions or membership; rows and sizes do not count.
+    names, columns, keys, filters, partitions, files or membership; rows and sizes do not count.
 
     Raises ``PublicationMissing``, and what ``brief_look`` raises.
     """
