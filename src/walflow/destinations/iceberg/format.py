@@ -180,9 +180,7 @@ class IcebergFormat:
         }
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(
-        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
-    ) -> bool:
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
         return compact(spark, name, policy)
 
     def expire(

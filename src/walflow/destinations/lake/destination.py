@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.destinations.base import Events, Picture, TableChanges, TablesFailed
 from walflow.destinations.lake.evolving import change_form
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
 from walflow.destinations.lake.forms import (
@@ -22,9 +23,11 @@ from walflow.destinations.lake.forms import (
     stored_form,
     table_properties,
 )
-from walflow.destinations.lake.freshness import Parts, ViewedTables
+from walflow.destinations.lake.freshness import Parts, ViewedTables, shown
+from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner
+from walflow.destinations.lake.pictures import AsOf, KeptPicture, KeptTable, Pictures, readable
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.warming import warm_up_writes
@@ -51,6 +54,7 @@ class LakeDestination:
         owner: Owner,
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
+        upkeep: Upkeep | None = None,
         workers: int = 4,
     ) -> None:
         """``plan`` says what is wanted of a table, by the destination's name; ``workers``: how
@@ -59,6 +63,9 @@ class LakeDestination:
         self._format = format
         self._owner = owner
         self._plan = plan
+        self._upkeep = upkeep or Upkeep()
+        self._schedule = Schedule(self._upkeep)
+        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds)
         self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
@@ -207,6 +214,7 @@ class LakeDestination:
                 else:
                     form = self._viewed.apply(round, span.upto, stored)
         self._remember(form, span.upto)
+        self._schedule.committed(table.name)
 
     # Tables.
 
@@ -257,6 +265,65 @@ class LakeDestination:
         self._viewed.hide(spark, name)
         self._format.drop(spark, name)
         self._viewed.drop_parts(spark, name)
+
+    # Upkeep, and what belongs together.
+
+    def maintenance_due(self, table: TableSchema) -> bool:
+        return self._schedule.is_due(table.name) or self.fold_due(table)
+
+    def maintain(self, table: TableSchema) -> None:
+        """See Maintains; changes that wait to be merged are, too."""
+        if self.fold_due(table):
+            self.fold(table)
+        if not self._schedule.is_due(table.name):
+            return
+        due = self._schedule.begin(table.name)
+        with self._session(table.name) as spark:
+            stored = self._known(spark, table.name)
+            if stored is None or stored.position is None:
+                return
+            parts = Parts.of(table.name, stored)
+            names = (table.name,) if parts is None else (parts.base, parts.changes)
+            with self._format.stamped(spark, Stamp(self._owner, stored.position)):
+                for name in names:
+                    is_base = parts is not None and name == parts.base
+                    needed = partial(self._pictures.needed, spark, table.name, base=is_base)
+                    look_after(spark, self._format, name, self._upkeep, due, needed)
+
+    def record_progress(self, picture: Picture) -> None:
+        """See KeepsProgress."""
+        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+            viewed = {
+                name: parts
+                for name in (table.table for table in picture.tables)
+                if (parts := Parts.of(name, self._known(spark, name))) is not None
+            }
+            self._pictures.record(spark, picture, viewed)
+
+    def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
+        """The newest picture that is kept, or the newest one up to the position or the time."""
+        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+            picture = self._pictures.newest(spark, position, moment)
+            if picture is None:
+                return None
+            queries = [self._query_as_of(spark, table) for table in picture.tables]
+            return AsOf(picture, tuple(queries))
+
+    def oldest_picture(self) -> KeptPicture | None:
+        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+            return self._pictures.oldest(spark)
+
+    def _query_as_of(self, spark: SparkSession, table: KeptTable) -> str | None:
+        """None: the version can no longer be read."""
+        if table.base is None:
+            as_of = readable(spark, self._format, table.table, table.version)
+            return None if as_of is None else f"SELECT * FROM {as_of}"
+        parts = Parts.of(table.table, self._viewed.look(spark, table.table))
+        if parts is None:
+            return None
+        base = readable(spark, self._format, parts.base, table.base)
+        changes = readable(spark, self._format, parts.changes, table.version)
+        return None if base is None or changes is None else shown(parts, base, changes)
 
     # Tables that are shown by a view: see lake.freshness.
 

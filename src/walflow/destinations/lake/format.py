@@ -203,13 +203,10 @@ class LakeFormat(Protocol):
         """Of each table the first version that has the newest position up to this one, if it can
         still be read. Must be quick: it is asked about once a second."""
 
-    def compact(
-        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
-    ) -> bool:
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
         """Rewrite small files, and those of which much is deleted, if there are enough of them to
         pay, and what lists the files. Does a limited amount of work: what is left is due again.
-        Whether anything was committed. ``key``: columns that rows are found by, if there are any.
-        """
+        Whether anything was committed."""
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

@@ -1,0 +1,156 @@
+"""The upkeep of a lake's tables: few files, few versions, no litter."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from walflow.config import MaintenanceSettings
+from walflow.destinations.lake.format import Compaction, LakeFormat, Version
+from walflow.destinations.lake.keeping import kept_over_time
+from walflow.failpoints import failpoint
+from walflow.model import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Due", "Schedule", "Upkeep", "given_up", "look_after", "upkeep_of"]
+
+_FIRST_ORPHANS_SECONDS = 3600.0
+_ORPHANS_SECONDS = 86_400.0
+"""How often litter is looked for: that means to look at every file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What is wanted, for every table."""
+
+    enabled: bool = True
+    interval_seconds: float = 300.0
+    small_files: int = 64
+    target_bytes: int = 64 << 20
+    keep_seconds: float = 86_400.0
+    keep_versions: int = 100
+    orphans_seconds: float = 86_400.0
+
+    @property
+    def compaction(self) -> Compaction:
+        return Compaction(self.small_files, self.target_bytes)
+
+
+def upkeep_of(settings: MaintenanceSettings) -> Upkeep:
+    return Upkeep(
+        settings.enabled,
+        settings.interval_seconds,
+        settings.small_files,
+        settings.target_file_bytes,
+        settings.keep_snapshots_seconds,
+        settings.keep_snapshots,
+        settings.orphans_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done for a table."""
+
+    compact: bool
+    remove_orphans: bool
+
+
+@dataclass(slots=True)
+class _Since:
+    looked_after: float
+    orphans_due: float
+    rounds: int = 0
+    """Since it was looked after."""
+    uncompacted: int | None = None
+    """Rounds since its files were looked at; None: before this run of the pipeline, too."""
+
+
+class Schedule:
+    """When tables are due. In memory: asked after each round, it must cost nothing."""
+
+    def __init__(self, upkeep: Upkeep, clock: Callable[[], float] = time.monotonic) -> None:
+        self._upkeep = upkeep
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tables: dict[TableName, _Since] = {}
+
+    def committed(self, name: TableName) -> None:
+        """A round of the table has been written."""
+        with self._lock:
+            now = self._clock()
+            since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
+            since.rounds += 1
+            if since.uncompacted is not None:
+                since.uncompacted += 1
+
+    def is_due(self, name: TableName) -> bool:
+        if not self._upkeep.enabled:
+            return False
+        with self._lock:
+            since = self._tables.get(name)
+            if since is None or not since.rounds:
+                return False
+            # A round makes a file at least.
+            many = since.rounds >= self._upkeep.small_files
+            return many or self._clock() - since.looked_after >= self._upkeep.interval_seconds
+
+    def begin(self, name: TableName) -> Due:
+        """The table is looked after now. If that fails, it is not due again at once."""
+        with self._lock:
+            now = self._clock()
+            since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
+            enough = self._upkeep.small_files // 2
+            compact = since.uncompacted is None or since.uncompacted >= enough
+            orphans = now >= since.orphans_due
+            since.looked_after, since.rounds = now, 0
+            if compact:
+                since.uncompacted = 0
+            if orphans:
+                since.orphans_due = now + _ORPHANS_SECONDS
+        return Due(compact, orphans)
+
+    def forget(self, name: TableName) -> None:
+        with self._lock:
+            self._tables.pop(name, None)
+
+
+def look_after(
+    spark: SparkSession,
+    format: LakeFormat,
+    name: TableName,
+    upkeep: Upkeep,
+    due: Due,
+    needed: Callable[[], Collection[int]],
+) -> None:
+    """Do what is due. The session stamps what it commits; ``needed`` says which versions
+    others need."""
+    if due.compact and format.compact(spark, name, upkeep.compaction):
+        failpoint("maintain.compacted", name)
+        # What rewrites files does not say how far the table is.
+        format.touch(spark, name)
+    failpoint("maintain.expire", name)
+    versions = format.versions(spark, name)
+    if len(versions) > upkeep.keep_versions:
+        gone = given_up(versions, time.time(), upkeep, needed())
+        if gone:
+            format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
+    if due.remove_orphans:
+        age = timedelta(seconds=upkeep.orphans_seconds)
+        format.remove_orphans(spark, name, datetime.now(UTC) - age)
+
+
+def given_up(
+    versions: Sequence[Version], now: float, upkeep: Upkeep, needed: Collection[int]
+) -> list[Version]:
+    """Of a table's versions, oldest to newest, those that can go."""
+    positioned = [version for version in versions if version.position is not None]
+    kept = {version.id for version in (*versions[-upkeep.keep_versions :], *positioned[-1:])}
+    kept |= kept_over_time(versions, now, upkeep.keep_seconds) | set(needed)
+    return [version for version in versions if version.id not in kept]

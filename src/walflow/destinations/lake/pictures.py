@@ -1,0 +1,294 @@
+"""The table of pictures: which versions of a pipeline's tables belong together.
+
+One row a table a picture. Each picture says until when it is kept (see ``keeping``), and its
+versions stay as long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from walflow.destinations.base import Picture
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
+from walflow.destinations.lake.freshness import Parts
+from walflow.destinations.lake.keeping import Keeping
+from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
+from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, check_owner
+from walflow.model import Column, Lsn, PgType, TableName, TableSchema
+from walflow.spark.net import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+__all__ = ["AsOf", "KeptPicture", "KeptTable", "Pictures", "progress_table", "readable"]
+
+_COLUMNS = {
+    "lsn": "bigint",
+    "lsn_text": "string",
+    "since_lsn": "bigint",
+    "commit_time": "timestamp",
+    "source_table": "string",
+    "destination_table": "string",
+    "snapshot_id": "bigint",
+    "base_snapshot_id": "bigint",
+    "position": "bigint",
+    "recorded_at": "timestamp",
+    "kept_until": "timestamp",
+}
+
+_TIDY_EVERY = 128
+_UPKEEP = Upkeep(small_files=32, target_bytes=32 << 20, keep_seconds=300, keep_versions=20)
+"""Of the table itself: it is read for moments, and nobody asks what it once was."""
+
+
+def progress_table(pipeline: str) -> TableName:
+    """Each pipeline has its own: several may write to one lake."""
+    return TableName(OWN_NAMESPACE, f"progress_{pipeline}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTable:
+    """A table in a picture."""
+
+    source: TableName
+    table: TableName
+    version: int
+    """Of the table, or of its changes if a view shows it."""
+    base: int | None
+    """Then the version of its base."""
+    position: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPicture:
+    """A picture that can be read again; see Picture."""
+
+    since: Lsn
+    upto: Lsn
+    commit_time: datetime | None
+    recorded: datetime
+    tables: tuple[KeptTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A picture, and how to read it."""
+
+    picture: KeptPicture
+    queries: tuple[str | None, ...]
+    """Of each of its tables, the query that gives its rows; None: they can no longer be read."""
+
+
+class Pictures:
+    """Calls get a session that is the caller's alone. ``record`` is called by one thread."""
+
+    def __init__(self, format: LakeFormat, owner: Owner, keep_seconds: float) -> None:
+        self._format = format
+        self._owner = owner
+        self._form = _form(owner.pipeline)
+        self._keeping = Keeping(keep_seconds)
+        self._found: dict[TableName, tuple[Lsn, int]] = {}
+        self._recorded = 0
+        self._lock = threading.Lock()
+        self._is_there = False
+
+    @property
+    def name(self) -> TableName:
+        return self._form.name
+
+    def record(
+        self, spark: SparkSession, picture: Picture, viewed: Mapping[TableName, Parts]
+    ) -> None:
+        """Keep the picture, in one commit. ``viewed``: those of its tables that are shown by
+        views. Nothing happens if a version is gone already."""
+        self._make(spark)
+        if (tables := self._kept_tables(spark, picture, viewed)) is None:
+            return
+        now = time.time()
+        rows = _rows(spark, picture, tables, now, now + self._keeping.seconds(now))
+        self._format.append(rows, self.name)
+        self._recorded += 1
+        if self._recorded % _TIDY_EVERY == 0:
+            self._tidy(spark)
+
+    def _make(self, spark: SparkSession) -> None:
+        with self._lock:
+            if self._is_there:
+                return
+            stored = self._format.look(spark, self.name)
+            if stored is None:
+                self._format.make_namespace(spark, self.name)
+                self._format.create(spark, self._form, self._owner)
+            else:
+                check_owner(self._format.identifier(self.name), self._owner, stored.properties)
+            self._is_there = True
+
+    def _kept_tables(
+        self, spark: SparkSession, picture: Picture, viewed: Mapping[TableName, Parts]
+    ) -> list[KeptTable] | None:
+        positions: dict[TableName, Lsn] = {}
+        for table in picture.tables:
+            parts = viewed.get(table.table)
+            for name in (table.table,) if parts is None else (parts.changes, parts.base):
+                positions[name] = table.position
+        versions = self._versions(spark, positions)
+        if len(versions) < len(positions):
+            return None
+        kept = []
+        for table in picture.tables:
+            parts = viewed.get(table.table)
+            shown = table.table if parts is None else parts.changes
+            base = None if parts is None else versions[parts.base]
+            kept.append(KeptTable(table.source, table.table, versions[shown], base, table.position))
+        return kept
+
+    def _versions(
+        self, spark: SparkSession, positions: Mapping[TableName, Lsn]
+    ) -> Mapping[TableName, int]:
+        """Asked for are only those that were not in the last picture, too."""
+        last = self._found
+        asked = {
+            name: position
+            for name, position in positions.items()
+            if name not in last or last[name][0] != position
+        }
+        found = self._format.versions_at(spark, asked)
+        versions = {name: last[name][1] for name in positions if name not in asked} | found
+        self._found = {name: (positions[name], version) for name, version in versions.items()}
+        return versions
+
+    def _tidy(self, spark: SparkSession) -> None:
+        spark.sql(
+            f"DELETE FROM {self._format.identifier(self.name)}"
+            f" WHERE kept_until <= {_moment(time.time())}"
+        )
+        due = Due(compact=True, remove_orphans=False)
+        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: ())
+
+    # Reading.
+
+    def newest(
+        self,
+        spark: SparkSession,
+        position: Lsn | None = None,
+        moment: datetime | None = None,
+    ) -> KeptPicture | None:
+        """The newest picture that is kept, or the newest one up to the position or the time."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return None
+        if position is not None:
+            rows = rows.where(sf.col("since_lsn") <= int(position))
+        if moment is not None:
+            rows = rows.where(sf.coalesce("commit_time", "recorded_at") <= sf.lit(moment))
+        (newest,) = rows.agg(sf.max(sf.struct("lsn", "recorded_at"))).collect()[0]
+        return None if newest is None else _picture(rows, newest)
+
+    def oldest(self, spark: SparkSession) -> KeptPicture | None:
+        """The oldest one that is kept."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return None
+        (oldest,) = rows.agg(sf.min(sf.struct("lsn", "recorded_at"))).collect()[0]
+        return None if oldest is None else _picture(rows, oldest)
+
+    def needed(self, spark: SparkSession, name: TableName, *, base: bool) -> Collection[int]:
+        """The versions of the table (its base, if a view shows it) that kept pictures need."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return ()
+        rows = rows.where(sf.col("destination_table") == str(name))
+        column = "base_snapshot_id" if base else "snapshot_id"
+        return {row[0] for row in rows.select(column).distinct().collect()} - {None}
+
+    def _kept(self, spark: SparkSession) -> DataFrame | None:
+        """Rows of pictures that are kept; None: there is no table."""
+        if self._format.look(spark, self.name) is None:
+            return None
+        rows = spark.table(self._format.identifier(self.name))
+        return rows.where(f"kept_until > {_moment(time.time())}")
+
+
+def readable(spark: SparkSession, format: LakeFormat, name: TableName, version: int) -> str | None:
+    """What stands behind FROM to read the table as of the version; None: it is gone."""
+    if format.look(spark, name) is None:
+        return None
+    kept = {one.id for one in format.versions(spark, name)}
+    return format.as_of(name, version) if version in kept else None
+
+
+def _form(pipeline: str) -> StoredForm:
+    columns = tuple(
+        Column(name, PgType(kind, 0, 0), kind, position=number)
+        for number, (name, kind) in enumerate(_COLUMNS.items(), 1)
+    )
+    schema = TableSchema(0, progress_table(pipeline), columns, ())
+    return stored_form(schema, TablePlan(metadata=None), exact=False)
+
+
+def _rows(
+    spark: SparkSession, picture: Picture, tables: Sequence[KeptTable], now: float, until: float
+) -> DataFrame:
+    """As one partition."""
+    committed = picture.commit_time
+    rows = (
+        (
+            str(int(picture.upto)),
+            literal(str(picture.upto)),
+            str(int(picture.since)),
+            "NULL" if committed is None else f"timestamp_micros({committed})",
+            literal(str(table.source)),
+            literal(str(table.table)),
+            str(table.version),
+            "NULL" if table.base is None else str(table.base),
+            str(int(table.position)),
+            _moment(now),
+            _moment(until),
+        )
+        for table in tables
+    )
+    # As SQL: for so few rows nothing is quicker, and it needs no Python on the executors.
+    values = ", ".join(f"({', '.join(row)})" for row in rows)
+    columns = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in _COLUMNS.items())
+    query = f"SELECT {columns} FROM VALUES {values} AS p({', '.join(_COLUMNS)})"
+    return spark.sql(query).coalesce(1)
+
+
+def _moment(seconds: float) -> str:
+    return f"timestamp_micros({round(seconds * 1e6)})"
+
+
+def _picture(rows: DataFrame, which: Row) -> KeptPicture:
+    from pyspark.sql import functions as sf
+
+    is_of_it = (sf.col("lsn") == which["lsn"]) & (sf.col("recorded_at") == which["recorded_at"])
+    found = rows.where(is_of_it).orderBy("source_table").collect()
+    first = found[0]
+    return KeptPicture(
+        Lsn(first["since_lsn"]),
+        Lsn(first["lsn"]),
+        None if first["commit_time"] is None else first["commit_time"].astimezone(UTC),
+        first["recorded_at"].astimezone(UTC),
+        tuple(
+            KeptTable(
+                TableName.parse(row["source_table"]),
+                TableName.parse(row["destination_table"]),
+                row["snapshot_id"],
+                row["base_snapshot_id"],
+                Lsn(row["position"]),
+            )
+            for row in found
+        ),
+    )
