@@ -165,6 +165,9 @@ class TableReplicationState:
     """Failures since the last success."""
     error: TableError | None = None
     membership: Membership = field(default_factory=Membership)
+    changing: Lsn | None = None
+    """The version of the form that the destination's table is being brought from, while it is not
+    known to have the newest one."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -178,11 +181,12 @@ class TableReplicationState:
             "attempts": self.attempts,
             "error": None if self.error is None else self.error.to_dict(),
             "membership": self.membership.to_dict(),
+            "changing": None if self.changing is None else int(self.changing),
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        error = raw["error"]
+        error, changing = raw["error"], raw.get("changing")
         return cls(
             table=TableName(raw["schema"], raw["name"]),
             phase=Phase(raw["phase"]),
@@ -193,6 +197,7 @@ class TableReplicationState:
             attempts=raw["attempts"],
             error=None if error is None else TableError.from_dict(error),
             membership=Membership.from_dict(raw["membership"]),
+            changing=None if changing is None else Lsn(changing),
         )
 
 

@@ -1,30 +1,37 @@
-"""A destination that keeps keyed tables in memory, and can be told to be slow or to fail."""
+"""Destinations that keep tables in memory, and can be told to be slow or to fail."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from walflow.destinations.base import Events
+from walflow.destinations.base import Events, TableChanges
+from walflow.evolution import Evolution
 from walflow.model import Lsn, TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["PositionedShelf", "Shelf"]
+__all__ = ["FollowingShelf", "PositionedShelf", "RenamingShelf", "Shelf"]
 
 Row = tuple[Any, ...]
 
 
 class Shelf:
-    """Delivers at least once: positions are the store's."""
+    """Delivers at least once: positions are the store's.
+
+    Strict: a table has the form that it was copied in, and takes changes of no other.
+    """
 
     name = "shelf"
 
     def __init__(self) -> None:
         self.tables: dict[TableName, dict[Row, Row]] = {}
+        """Rows by their key; where there is none, by themselves and a number."""
+        self.forms: dict[TableName, TableSchema] = {}
         self.copies: dict[TableName, int] = defaultdict(int)
         """How often each table was copied."""
         self.rounds: dict[TableName, int] = defaultdict(int)
@@ -36,13 +43,17 @@ class Shelf:
     def truncate_table(self, table: TableSchema) -> None:
         with self._lock:
             self.tables[table.name] = {}
+            self.forms[table.name] = table
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
         self.before_copy(table.name)
-        found = {_key(table, row): tuple(row) for row in rows.collect()}
+        found = [tuple(row[name] for name in table.column_names) for row in rows.collect()]
         with self._lock:
             self.copies[table.name] += 1
-            self.tables.setdefault(table.name, {}).update(found)
+            self._check_form(table)
+            held = self.tables[table.name]
+            for row in found:
+                _put(held, table, row)
 
     def write_events(self, events: Events) -> None:
         for changes in events.tables:
@@ -51,15 +62,38 @@ class Shelf:
             net = changes.net().collect()
             with self._lock:
                 self.rounds[table.name] += 1
+                self._check_form(table)
                 rows = self.tables[table.name]
                 if changes.truncated:
                     rows.clear()
-                for row in net:
-                    key = _key(table, row)
-                    rows.pop(key, None)
-                    if row["_change_type"] == "upsert":
-                        rows[key] = tuple(row[name] for name in table.column_names)
+                self._merge(changes, rows, net)
             self.applied_upto(table.name, events.span.upto)
+
+    def _merge(self, changes: TableChanges, rows: dict[Row, Row], net: list[Any]) -> None:
+        table = changes.schema
+        # All that goes first: a row may take the key of another.
+        former = {}
+        for number, row in enumerate(net):
+            if not table.key:
+                if row["_change_type"] == "delete":
+                    _take(rows, table, tuple(row[name] for name in table.column_names))
+                continue
+            key = tuple((row["_old"] or row)[name] for name in table.key)
+            former[number] = rows.get(key)
+        for row in net if table.key else ():
+            rows.pop(tuple(row[name] for name in table.key), None)
+        for number, row in enumerate(net):
+            if row["_change_type"] == "delete":
+                continue
+            values = {name: row[name] for name in table.column_names}
+            for name in (row["_unchanged"] if table.key else None) or ():
+                was = former[number]
+                assert was is not None, f"{name} is to stay as it is in a row that is not there"
+                values[name] = was[table.column_names.index(name)]
+            _put(rows, table, tuple(values.values()))
+
+    def _check_form(self, table: TableSchema) -> None:
+        assert _shape(self.forms[table.name]) == _shape(table), "rows of another form"
 
     def applied_upto(self, table: TableName, position: Lsn) -> None:
         """For those who keep positions."""
@@ -90,6 +124,76 @@ class PositionedShelf(Shelf):
         self.positions[table] = position
 
 
-def _key(table: TableSchema, row: Any) -> Row:
-    assert table.key, "only keyed tables fit on this shelf"
-    return tuple(row[name] for name in table.key)
+class FollowingShelf(PositionedShelf):
+    """Follows the forms of tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[Evolution] = []
+        self.before_change: Callable[[Evolution], None] = lambda evolution: None
+
+    def change_table(self, evolution: Evolution) -> None:
+        self.before_change(evolution)
+        before, after = evolution.before, evolution.after
+        with self._lock:
+            self.changes.append(evolution)
+            if _shape(self.forms[after.name]) == _shape(after):
+                return  # it was done before
+            assert _shape(self.forms[after.name]) == _shape(before), "a change of another form"
+            places = {column.position: place for place, column in enumerate(before.columns)}
+            rows: dict[Row, Row] = {}
+            for row in self.tables[after.name].values():
+                values = (
+                    row[places[column.position]]
+                    if column.position in places
+                    else evolution.missing.get(column.name)
+                    for column in after.columns
+                )
+                _put(rows, after, tuple(values), new=True)
+            self.tables[after.name] = rows
+            self.forms[after.name] = after
+
+
+class RenamingShelf(FollowingShelf):
+    """Follows the names of tables, too, but for those that it is told not to."""
+
+    def __init__(self, *refused: TableName) -> None:
+        super().__init__()
+        self._refused = refused
+
+    def rename_table(self, table: TableSchema, name: TableName) -> bool:
+        with self._lock:
+            if name in self._refused:
+                return False
+            if table.name not in self.tables:
+                return name in self.tables
+            assert name not in self.tables, "there is a table of that name"
+            self.tables[name] = self.tables.pop(table.name)
+            self.positions[name] = self.positions.pop(table.name)
+            self.forms[name] = replace(self.forms.pop(table.name), name=name)
+            return True
+
+
+def _shape(table: TableSchema) -> tuple[object, ...]:
+    columns = [(column.position, column.name, column.spark_type) for column in table.columns]
+    return (table.key, columns)
+
+
+def _put(rows: dict[Row, Row], table: TableSchema, row: Row, *, new: bool = False) -> None:
+    if table.key:
+        key = tuple(row[table.column_names.index(name)] for name in table.key)
+        assert not (new and key in rows), f"two rows have the key {key}"
+        rows[key] = row
+        return
+    number = 0
+    while (row, number) in rows:
+        number += 1
+    rows[row, number] = row
+
+
+def _take(rows: dict[Row, Row], table: TableSchema, row: Row) -> None:
+    number = -1
+    while (row, number + 1) in rows:
+        number += 1
+    assert number >= 0, f"a row is to go from {table.name} that is not there: {row}"
+    del rows[row, number]

@@ -87,6 +87,11 @@ class Metrics:
         self.table_copy_ranges = counter(
             "table_copy_ranges_total", "Ranges of pages read by the copy of existing rows.", "table"
         )
+        self.schema_changes = counter(
+            "ddl_schema_changes_total",
+            "Changes of a table's form that its table in the destination was brought after.",
+            "table",
+        )
         self.status_updates = counter(
             "status_updates_total", "Positions reported to the source server."
         )
@@ -151,6 +156,9 @@ class PipelineMetrics:
 
     def table_copy_ranges(self, table: TableName) -> Counter:
         return self._metrics.table_copy_ranges.labels(self._pipeline, str(table))
+
+    def schema_changes(self, table: TableName) -> Counter:
+        return self._metrics.schema_changes.labels(self._pipeline, str(table))
 
     def set_phases(self, tables: Mapping[TableName, Phase]) -> None:
         """Count the tables by phase; phases that no table is in show zero."""

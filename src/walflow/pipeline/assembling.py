@@ -15,6 +15,7 @@ from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.coordinating import Parts
 from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.evolving import Evolver
 from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.lanes import Lanes
@@ -22,6 +23,7 @@ from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.published import Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.requests import Requests
+from walflow.pipeline.rounds import Rounds
 from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables
@@ -84,14 +86,26 @@ def assemble(
         failed=failed,
         fatal=fatal,
     )
-    lanes = Lanes(
-        spark,
+    evolver = Evolver(
+        ground.store,
         log,
         destination,
         tables,
         ground.metrics,
+        trust_rewrites=settings.apply.on_rewrite == "trust",
+    )
+    ending = threading.Event()
+    rounds = Rounds(spark, log, ground.store, destination, tables, evolver, ground.metrics, ending)
+    lanes = Lanes(
+        log,
+        destination,
+        tables,
+        rounds,
+        evolver,
+        stop=ending,
         catching_up_at_once=settings.max_table_sync_workers,
         outgrown=lambda oid, reason: joiner.outgrown(oid, reason),
+        overtaken=lambda oid: joiner.overtaken(oid),
         failed=failed,
         fatal=fatal,
     )
@@ -104,6 +118,7 @@ def assemble(
         destination,
         tables,
         reader,
+        evolver,
         dispatcher,
         drop_removed=settings.on_table_removed == "drop",
     )

@@ -9,7 +9,7 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, Positioned
 from walflow.errors import WalflowError
-from walflow.model import Phase
+from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.syncing import SYNCED_PHASES, Syncer
 from walflow.pipeline.tables import Tables, TableState
@@ -61,6 +61,10 @@ class Dispatcher:
     def withdraw(self, oid: int) -> bool:
         """Take the table away from whoever has it; False if that takes a while: ask again."""
         return self._syncer.remove(oid) and self._lanes.leave(oid)
+
+    def follow(self, oid: int, form: TableSchema, position: Lsn, since: Lsn) -> None:
+        """Have the table brought to the form that the catalog shows; see Lanes.follow."""
+        self._lanes.follow(oid, form, position, since)
 
     def tick(self) -> None:
         """What time brings: snapshots that the log has passed, attempts that are due."""

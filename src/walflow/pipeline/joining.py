@@ -11,11 +11,14 @@ from dataclasses import replace
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.destinations.base import Destination, DropsTables, Positioned
+from walflow.destinations.base import Destination, Positioned
 from walflow.errors import SourceError, WalflowError
 from walflow.mapping import TableMapping, check_apart, conflict
-from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.dispatching import Dispatcher
+from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.first_states import FirstStates
+from walflow.pipeline.moving_out import MovingOut
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.published import News, Published
 from walflow.pipeline.reading import CopyReader
@@ -51,6 +54,7 @@ class Joiner:
         destination: Destination,
         tables: Tables,
         reader: CopyReader,
+        evolver: Evolver,
         dispatcher: Dispatcher,
         *,
         drop_removed: bool,
@@ -62,8 +66,9 @@ class Joiner:
         self._destination = destination
         self._tables = tables
         self._reader = reader
+        self._evolver = evolver
         self._dispatcher = dispatcher
-        self._drop_removed = drop_removed
+        self._first = FirstStates(mapping, store, log, destination)
         self._looked = self._compared = 0.0
         self._fingerprint = ""
         self._news: Future[News] | None = None
@@ -72,9 +77,10 @@ class Joiner:
         """Tables that have to be copied again, and why."""
         self._withdrawn: set[int] = set()
         """Tables that were taken away from whoever had them, for a reason that may be gone."""
-        self._drops: dict[int, Future[None]] = {}
-        """The destination's tables that are being dropped."""
+        self._overtaken = False
+        """Whether what was last seen is known to be old."""
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="walflow-join")
+        self._moving_out = MovingOut(destination, self._pool, drop_removed=drop_removed)
 
     # At the start.
 
@@ -85,26 +91,27 @@ class Joiner:
         MappingConflict if two tables would share one of the destination.
         """
         self._news = None
-        fingerprint, tables = self._published.fingerprint(), self._published.read()
+        news = self._published.news(None)
+        tables = news.tables or []
         published = {table.schema.oid: table for table in tables}
         stored = self._store.get_table_replication_states()
         self._check_apart(published, stored)
         mapped = self._store.get_table_mappings()
         for oid, state in stored.items():
-            schema = self._last_schema(oid, state, published.get(oid))
-            destination = mapped.get(oid) or self._mapping.destination(state.table)
-            self._tables.take_over(TableState(schema, destination).with_stored(state))
+            self._tables.take_over(
+                self._first.stored(oid, state, mapped.get(oid), published.get(oid))
+            )
         new = [table for oid, table in published.items() if oid not in stored]
         known = frozenset(mapped.values())
-        self._tables.add(*(self._first_state(table, known, new_slot) for table in new))
+        self._tables.add(*(self._first.unknown(table, known, new_slot=new_slot) for table in new))
         self._drop_used_copies()
         outgrown = published.keys() & stored.keys() if new_slot else ()
         with self._lock:
             self._outgrown = dict.fromkeys(outgrown, "the slot is a new one")
-        self._fingerprint = fingerprint if self._compare(tables) else ""
+        self._compare_and_note(news)
         for oid, table in published.items():
             state_now = self._tables.get(oid)
-            if state_now is None or self._dispatcher.has(oid) or oid in self._drops:
+            if state_now is None or self._dispatcher.has(oid) or self._moving_out.has(oid):
                 continue
             if state_now.phase is Phase.INIT:
                 self._admit(table, tables)
@@ -132,52 +139,19 @@ class Joiner:
             }
         )
 
-    def _last_schema(
-        self, oid: int, state: TableReplicationState, table: PublishedTable | None
-    ) -> TableSchema:
-        """The form that the destination's table has, as far as is known."""
-        if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
-            # What was read so far knows its own form.
-            return replace(table.schema, name=state.table)
-        return self._store.get_table_schema(oid) or (
-            table.schema if table is not None else TableSchema(oid, state.table, (), ())
-        )
-
-    def _first_state(
-        self, table: PublishedTable, known: Collection[TableName], new_slot: bool
-    ) -> TableState:
-        """Of a table that the store does not know: by what the destination says, unless the store
-        knows that table there as another one's."""
-        fresh = self._fresh_state(table)
-        if new_slot or fresh.destination in known or not isinstance(self._destination, Positioned):
-            return fresh
-        if self._log.latest_schema(table.schema.oid) is None:
-            return fresh  # never heard of
-        position = self._destination.applied(fresh.destination_schema)
-        if position is None or not self._log.covers(table.schema.oid, position):
-            return fresh
-        # The form that the destination's table has is the last one before its position.
-        schema = self._log.latest_schema(table.schema.oid, Lsn(position - 1))
-        if schema is None or schema.name != table.name:
-            return fresh
-        _logger.warning(
-            "the store does not know a table that the destination has; going on with it",
-            table=str(table.name),
-            position=str(position),
-        )
-        return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)
-
-    def _fresh_state(self, table: PublishedTable) -> TableState:
-        return TableState(
-            table.schema, self._mapping.destination(table.name), membership=table.membership
-        )
-
     # What others ask for.
 
     def outgrown(self, oid: int, reason: str) -> None:
         """The table has to be copied again. From the threads that work."""
         with self._lock:
             self._outgrown[oid] = reason
+
+    def overtaken(self, oid: int) -> None:
+        """What was seen of the table's form is not sure to be the newest: look again. From the
+        threads that work."""
+        with self._lock:
+            self._overtaken = True
+        _logger.debug("a table's form is looked at again", table=oid)
 
     def resync(self, oid: int) -> None:
         """Copy the table again. Nobody may be working on it."""
@@ -231,9 +205,15 @@ class Joiner:
             if now - self._looked < patience:
                 return
             self._looked = now
-            all_of_it = again or (
-                now - self._compared >= _LOOK_AGAIN_SECONDS
-                and any(_is_passing(state.error) for state in self._tables.all())
+            with self._lock:
+                overtaken, self._overtaken = self._overtaken, False
+            all_of_it = (
+                again
+                or overtaken
+                or (
+                    now - self._compared >= _LOOK_AGAIN_SECONDS
+                    and any(_is_passing(state.error) for state in self._tables.all())
+                )
             )
             since = None if all_of_it else self._fingerprint
             self._news = self._pool.submit(self._published.news, since)
@@ -258,10 +238,18 @@ class Joiner:
             return
         if news.tables is not None:
             self._compared = time.monotonic()
-            self._fingerprint = news.fingerprint if self._compare(news.tables) else ""
+            self._compare_and_note(news)
 
-    def _compare(self, tables: Collection[PublishedTable]) -> bool:
-        """Bring what is followed in line with what is published; False: not all of it, yet."""
+    def _compare_and_note(self, news: News) -> None:
+        assert news.tables is not None
+        done = self._compare(news.tables, news.position)
+        self._fingerprint = news.fingerprint if done else ""
+
+    def _compare(self, tables: Collection[PublishedTable], position: Lsn) -> bool:
+        """Bring what is followed in line with what is published; False: not all of it, yet.
+
+        ``position``: what made the tables so is before it in the source's log.
+        """
         self._mapping.warn_of_unused(table.name for table in tables)
         published = {table.schema.oid: table for table in tables}
         states = {state.schema.oid: state for state in self._tables.all()}
@@ -272,13 +260,26 @@ class Joiner:
                 reason = self._changed(states[oid], table)
                 if reason is not None:
                     reasons[oid] = reason
-        for oid in self._drops.keys() & published.keys():
+        renamed = {
+            oid
+            for oid in states.keys() & published.keys() - reasons.keys()
+            if self._has_other_name(states[oid], published[oid])
+        }
+        for oid in self._moving_out.dropping & published.keys():
             # It is published again; what it had in the destination is gone, or soon will be.
             reasons.setdefault(oid, "it was not published for a time")
         gone = states.keys() - published.keys()
         # All of them first: tables may have exchanged their names, and no two may be at work on
         # one table of the destination.
-        working = {oid for oid in (gone | reasons.keys()) if not self._withdraw(oid)}
+        working = {oid for oid in (gone | reasons.keys() | renamed) if not self._withdraw(oid)}
+        for oid in renamed - working:
+            reason = self._rename(states[oid], published[oid])
+            if reason is not None:
+                reasons[oid] = reason
+            elif self._moving_out.has(oid):
+                working.add(oid)
+            else:
+                states[oid] = self._tables.get(oid) or states[oid]
         working |= {
             oid
             for oid in reasons.keys() - working
@@ -291,29 +292,65 @@ class Joiner:
             if oid in working:
                 continue
             if oid in states and oid not in reasons:
-                done &= self._go_on(states[oid], table, tables)
+                done &= self._go_on(states[oid], table, tables, position)
             elif self._mapping.destination(table.name) in taken:
                 done = False
             elif oid in states:
                 self._change(states[oid], table, tables, reasons[oid])
             else:
                 _logger.info("a table was published", table=str(table.name))
-                self._tables.add(self._fresh_state(table))
+                self._tables.add(self._first.fresh(table))
                 self._admit(table, tables)
         return done
 
     def _changed(self, state: TableState, table: PublishedTable) -> str | None:
         """Why the table has to be copied again; None: it need not."""
-        if state.name != table.name:
-            return f"it was {state.name}"
-        destination = self._mapping.destination(table.name)
-        if state.destination != destination:
+        if self._has_other_name(state, table) and not self._can_be_renamed(state, table):
+            if state.name != table.name:
+                return f"it was {state.name}"
             return f"the destination's name for it was {state.destination}"
-        if stands_at(state) is Phase.INIT:
+        phase = stands_at(state)
+        if phase is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
         if not state.membership.continues(table.membership):
             return "it is published in another way"
-        return None if state.schema.same_columns(table.schema) else "its form has changed"
+        if phase is Phase.DATA_SYNC or (state.changing is not None and state.waits_for_operator):
+            # It is read in one form; and one that the destination refused may be gone again.
+            return None if state.schema.same_columns(table.schema) else "its form has changed"
+        try:
+            self._evolver.way(state.schema, table.schema)
+        except Outgrown as outgrown:
+            return outgrown.reason
+        return None
+
+    def _has_other_name(self, state: TableState, table: PublishedTable) -> bool:
+        destination = self._mapping.destination(table.name)
+        return (state.name, state.destination) != (table.name, destination)
+
+    def _can_be_renamed(self, state: TableState, table: PublishedTable) -> bool:
+        destination = self._mapping.destination(table.name)
+        if stands_at(state) not in FOLLOWED or _in_conflict(state.error):
+            return False
+        if destination == state.destination:
+            return True
+        others = {other.destination for other in self._tables.all()}
+        return self._moving_out.can_rename() and destination not in others
+
+    def _rename(self, state: TableState, table: PublishedTable) -> str | None:
+        """Why the table has to be copied after all. None: it has its name, or will have it."""
+        name, destination = table.name, self._mapping.destination(table.name)
+        if destination != state.destination:
+            ended = self._moving_out.rename(state, name, destination)
+            if ended is None:
+                return None
+            if not ended.succeeded:
+                return f"it was {state.name}"
+            name, destination = ended.name, ended.destination
+        self._tables.rename(state.schema.oid, name, destination)
+        _logger.info(
+            "a table was renamed", table=str(name), before=str(state.name), here=str(destination)
+        )
+        return None
 
     def _withdraw(self, oid: int) -> bool:
         self._withdrawn.add(oid)
@@ -325,7 +362,11 @@ class Joiner:
             self._outgrown.pop(oid, None)
 
     def _go_on(
-        self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
+        self,
+        state: TableState,
+        table: PublishedTable,
+        tables: Collection[PublishedTable],
+        position: Lsn,
     ) -> bool:
         """See to a table that need not be copied again; False if that has to wait."""
         oid = table.schema.oid
@@ -341,7 +382,18 @@ class Joiner:
             if self._dispatcher.has(oid):
                 return False
             self._dispatcher.retry(oid)
+        self._follow(state, table.schema, position)
         return True
+
+    def _follow(self, state: TableState, form: TableSchema, position: Lsn) -> None:
+        """Have the table brought to the form that it has now, also if no change shows it."""
+        if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC):
+            return
+        since = state.schema.version
+        if replace(form, name=state.name, version=since) != state.schema:
+            # Just before the position, as has every form of which there are rows.
+            form = replace(form, name=state.name, version=Lsn(position - 1))
+            self._dispatcher.follow(form.oid, form, position, since)
 
     def _change(
         self,
@@ -415,39 +467,17 @@ class Joiner:
     ) -> bool:
         """See to the destination's table that it had under another name; False: ask again."""
         if state.destination == self._mapping.destination(table.name):
-            return not self._is_dropping(state.schema.oid)
+            return not self._moving_out.is_dropping(state.schema.oid)
         return self._dropped(state, tables)
 
     def _dropped(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
-        oid, destination = state.schema.oid, self._destination
-        if oid not in self._drops:
-            needed = {self._mapping.destination(table.name) for table in tables}
-            if (
-                not self._drop_removed
-                or not isinstance(destination, DropsTables)
-                or state.destination in needed
-                or _in_conflict(state.error)
-            ):
-                return True
-            self._drops[oid] = self._pool.submit(destination.drop_table, state.destination_schema)
-        return not self._is_dropping(oid)
-
-    def _is_dropping(self, oid: int) -> bool:
-        drop = self._drops.get(oid)
-        if drop is None:
-            return False
-        if not drop.done():
+        needed = {self._mapping.destination(table.name) for table in tables}
+        if not self._moving_out.has(state.schema.oid) and (
+            state.destination in needed or _in_conflict(state.error)
+        ):
             return True
-        del self._drops[oid]
-        if (error := drop.exception()) is not None:
-            _logger.warning(
-                "the destination's table was not dropped, and stays",
-                table=oid,
-                error=str(error),
-                hint=getattr(error, "hint", ""),
-            )
-        return False
+        return self._moving_out.drop(state)
 
     def close(self) -> None:
         """Wait for what is under way. Repeats safely."""

@@ -13,47 +13,34 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
-from walflow.changelog import ChangeLog, LogFile, Segment
-from walflow.destinations.base import Destination, Events, Positioned, TableChanges
-from walflow.errors import WalflowError
-from walflow.failpoints import failpoint
-from walflow.model import ChangeStats, Lsn, Phase, Span
-from walflow.observe.metrics import PipelineMetrics
+from walflow.changelog import ChangeLog, Segment
+from walflow.destinations.base import Destination, Positioned
+from walflow.model import Lsn, Phase, TableSchema
+from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.rounds import Rounds, Stretch
 from walflow.pipeline.tables import Tables, TableState
-from walflow.spark.jobs import in_pool
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["LaneProgress", "Lanes", "Outgrown"]
+__all__ = ["LaneProgress", "Lanes"]
 
 _READY_AT_ONCE = 16
-_QUICK_RETRY_SECONDS = 0.5
 _MET_SECONDS = 5.0
 """A table that has caught up in so short a round lags no more than others do."""
 
 _logger = structlog.get_logger(__name__)
 
 
-class Outgrown(Exception):
-    """The destination's table can no longer be brought up to date by changes alone."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A table's part of one segment."""
+class _Wish:
+    """A form that the catalog shows."""
 
-    span: Span
-    commit_time: int
-    files: tuple[LogFile, ...]
+    form: TableSchema
+    position: Lsn
+    """All changes of former forms are before it."""
+    since: Lsn
+    """The version of the form that the destination's table had then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +54,7 @@ class LaneProgress:
 
 @dataclass(slots=True)
 class _Lane:
-    waiting: list[_Stretch] = field(default_factory=list)
+    waiting: list[Stretch] = field(default_factory=list)
     oldest: int = 0
     """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
     running: bool = False
@@ -84,31 +71,36 @@ class Lanes:
 
     def __init__(
         self,
-        spark: SparkSession,
         log: ChangeLog,
         destination: Destination,
         tables: Tables,
-        metrics: PipelineMetrics,
+        rounds: Rounds,
+        evolver: Evolver,
         *,
+        stop: threading.Event,
         catching_up_at_once: int,
         outgrown: Callable[[int, str], None],
+        overtaken: Callable[[int], None],
         failed: Callable[[int, Exception], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """``outgrown``, ``failed`` and ``fatal`` are told from the jobs' threads, while the table
-        still counts as being worked on."""
-        self._spark = spark
+        still counts as being worked on; ``overtaken``, too: a form that was to be followed is no
+        longer sure to be the newest. ``stop`` is set by ``close``."""
         self._log = log
         self._destination = destination
         self._tables = tables
-        self._metrics = metrics
+        self._rounds = rounds
+        self._evolver = evolver
         self._outgrown = outgrown
+        self._overtaken = overtaken
         self._failed = failed
         self._fatal = fatal
         self._lock = threading.Lock()
         self._lanes: dict[int, _Lane] = {}
+        self._wishes: dict[int, _Wish] = {}
         self._routed = log.end
-        self._stop = threading.Event()
+        self._stop = stop
         # Apart, so that tables that catch up, or are slow, leave room for the others.
         self._ready = ThreadPoolExecutor(_READY_AT_ONCE, thread_name_prefix="walflow-apply")
         self._catching_up = ThreadPoolExecutor(
@@ -131,6 +123,7 @@ class Lanes:
     def leave(self, oid: int) -> bool:
         """Stop following; False if a job of the table is still running: ask again later."""
         with self._lock:
+            self._wishes.pop(oid, None)
             lane = self._lanes.get(oid)
             if lane is None:
                 return True
@@ -140,6 +133,16 @@ class Lanes:
                 return False
             del self._lanes[oid]
             return True
+
+    def follow(self, oid: int, form: TableSchema, position: Lsn, since: Lsn) -> None:
+        """Bring the table to a form that the catalog shows, once all up to the position, which it
+        was behind then, is applied; unless it has another form than the one since this version by
+        then. Also if it is followed only later."""
+        with self._lock:
+            self._wishes[oid] = _Wish(form, position, since)
+            due = self._routed >= position
+        if due:
+            self._start(oid)
 
     def route(self) -> set[int]:
         """Hand what the log has got since the last call to the tables' lanes.
@@ -160,7 +163,10 @@ class Lanes:
                     elif not lane.left:
                         self._append(lane, oid, segment)
                         touched.add(oid)
-            self._routed = max(self._routed, end)
+            before, self._routed = self._routed, max(self._routed, end)
+            touched |= {
+                oid for oid, wish in self._wishes.items() if before < wish.position <= self._routed
+            }
         for oid in touched:
             self._start(oid)
         return strangers
@@ -169,6 +175,7 @@ class Lanes:
         """The log has begun anew. Nobody may be followed."""
         with self._lock:
             assert not self._lanes
+            self._wishes.clear()
             self._routed = self._log.end
 
     def _fill(self, lane: _Lane, oid: int, position: Lsn) -> None:
@@ -179,8 +186,7 @@ class Lanes:
     def _append(self, lane: _Lane, oid: int, segment: Segment) -> None:
         if not lane.waiting and not lane.running:
             lane.oldest = segment.commit_time
-        files = tuple(file for file in segment.files if file.table == oid)
-        lane.waiting.append(_Stretch(segment.span, segment.commit_time, files))
+        lane.waiting.append(Stretch.of(segment, oid))
 
     # How far they are.
 
@@ -255,7 +261,9 @@ class Lanes:
             if lane.left:
                 self._lanes.pop(oid, None)
                 return
-            more = bool(lane.waiting) and not self._stop.is_set()
+            wish = self._wishes.get(oid)
+            due = wish is not None and wish.position <= self._routed
+            more = (bool(lane.waiting) or due) and not self._stop.is_set()
         if more:
             self._start(oid)
 
@@ -265,22 +273,36 @@ class Lanes:
         if state is None or self._stop.is_set():
             return
         if not lane.verified:
-            self._verify(state, lane)
-            state = self._tables.get(oid) or state
+            state = self._verify(state, lane)
         with self._lock:
             stretches, lane.waiting = lane.waiting, []
+            routed, wish = self._routed, self._wishes.get(oid)
             if lane.left:
                 return
             if stretches:
                 lane.oldest = stretches[0].commit_time
         began = time.monotonic()
         stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
-        if stretches:
-            self._apply(state, stretches)
+        if stretches and (left := self._rounds.apply(state, stretches)):
+            with self._lock:
+                lane.waiting = [*left, *lane.waiting]
+        elif wish is not None and wish.position <= routed:
+            self._fulfil(self._tables.get(oid) or state, wish)
         state = self._tables.get(oid) or state
         reached = self._reached(lane, state, time.monotonic() - began)
         if reached is not None:
             self._settle(state, reached)
+
+    def _fulfil(self, state: TableState, wish: _Wish) -> None:
+        oid = state.schema.oid
+        with self._lock:
+            if self._wishes.get(oid) is wish:
+                del self._wishes[oid]
+        if state.schema.version == wish.since:
+            self._evolver.follow(state, wish.form)
+        else:
+            # The log had another one, which may be newer than what the catalog showed.
+            self._overtaken(oid)
 
     def _reached(self, lane: _Lane, state: TableState, seconds: float) -> Lsn | None:
         """Where the table has met the others; None: not yet. ``seconds``: its round took them."""
@@ -294,21 +316,24 @@ class Lanes:
         met = seconds < _MET_SECONDS or seconds > before / 2
         return state.position if met else None
 
-    def _verify(self, state: TableState, lane: _Lane) -> None:
+    def _verify(self, state: TableState, lane: _Lane) -> TableState:
         """The store's position is a hint: the destination knows."""
+        oid = state.schema.oid
         if isinstance(self._destination, Positioned):
             applied = self._destination.applied(state.destination_schema)
             if applied is None:
                 raise Outgrown("the destination has no complete copy of it")
             if applied != state.position:
-                self._tables.update(state.schema.oid, position=applied)
+                self._tables.update(oid, position=applied)
                 with self._lock:
                     if not lane.left:
-                        self._fill(lane, state.schema.oid, applied)
+                        self._fill(lane, oid, applied)
             # Last: until the position was told, segments may have been let go by the former one.
-            if not self._log.covers(state.schema.oid, applied):
+            if not self._log.covers(oid, applied):
                 raise Outgrown("the log no longer has all that the destination lacks")
+        state = self._evolver.finish(self._tables.get(oid) or state)
         lane.verified = True
+        return state
 
     def _settle(self, state: TableState, reached: Lsn) -> None:
         """The table has met the others."""
@@ -318,71 +343,6 @@ class Lanes:
         if state.phase is Phase.SYNC_DONE:
             self._tables.move(state.schema.oid, Phase.READY, attempts=0)
             _logger.info("a table is ready", table=str(state.name), position=str(state.position))
-
-    def _apply(self, state: TableState, stretches: list[_Stretch]) -> None:
-        files = [
-            file for stretch in stretches for file in stretch.files if self._is_of_form(state, file)
-        ]
-        stats = sum((file.stats for file in files), ChangeStats())
-        span = Span(state.position, stretches[-1].span.upto)
-        if files:
-            paths = tuple(str(self._log.folder / file.path) for file in files)
-            changes = TableChanges(state.destination_schema, paths, stats, self._spark)
-            if stretches[0].span.after < state.position:
-                # A segment may begin before the snapshot that the table was copied under.
-                changes = changes.since(state.position)
-            self._write(state, Events(span, (changes,)))
-        self._metrics.events_processed(state.name).inc(stats.rows)
-        updated = self._tables.update(
-            state.schema.oid,
-            position=span.upto,
-            changes_applied=state.changes_applied + stats.rows,
-            attempts=0,
-        )
-        if updated is not None and not isinstance(self._destination, Positioned):
-            # Nobody else remembers it: what is not stored is delivered again.
-            self._tables.save(updated.schema.oid)
-
-    def _write(self, state: TableState, events: Events) -> None:
-        began = time.monotonic()
-        failpoint("apply.write", state.name)
-        with in_pool(self._spark, "ready" if state.phase is Phase.READY else "catchup"):
-            self._write_twice(state, events)
-        failpoint("apply.written", state.name)
-        self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
-
-    def _write_twice(self, state: TableState, events: Events) -> None:
-        """At most: what a moment heals need not set the table aside."""
-        try:
-            self._destination.write_events(events)
-        except Exception as error:
-            if isinstance(error, WalflowError) and not error.retry:
-                raise
-            self._metrics.worker_failed("apply", error)
-            _logger.warning(
-                "a table's changes were not written; trying again",
-                table=str(state.name),
-                error=str(error),
-            )
-            if self._stop.wait(_QUICK_RETRY_SECONDS):
-                raise
-            self._destination.write_events(events)
-
-    def _is_of_form(self, state: TableState, file: LogFile) -> bool:
-        """False if it has only rows of before the copy, in a form that the table had then."""
-        schema = self._log.schema(file.table, file.version)
-        if not schema.same_form(state.schema):
-            # A segment may begin before the copy. What changed the form before it shut out
-            # whoever still wrote the former one.
-            if schema.version < state.schema.version:
-                return False
-            raise Outgrown("its form has changed")
-        if file.stats.incomplete:
-            raise Outgrown(
-                "a row came to match the row filter, and Postgres did not send all of it "
-                "(REPLICA IDENTITY FULL avoids this)"
-            )
-        return True
 
     def close(self) -> None:
         """Let the jobs that run finish what they write, and start no others."""

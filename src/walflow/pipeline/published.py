@@ -14,9 +14,10 @@ import structlog
 
 from walflow.config import TypeSettings
 from walflow.errors import ConnectionLost, SourceError, Stopped, TableLocked
+from walflow.model import Lsn
 from walflow.source.catalog import PublishedTable, published_tables
 from walflow.source.closing import Closing
-from walflow.source.connection import Session, connect
+from walflow.source.connection import Session, connect, source_errors
 from walflow.source.watch import publication_fingerprint
 
 __all__ = ["News", "Published"]
@@ -34,6 +35,16 @@ class News:
     fingerprint: str
     tables: list[PublishedTable] | None
     """What is published, not older than the fingerprint; None: as it was."""
+    position: Lsn
+    """What made ``tables`` as they are is before it in the source's log."""
+
+
+@source_errors("see how far the source's log reaches")
+def _log_position(session: Session) -> Lsn:
+    # What is seen may not have been flushed yet (synchronous_commit = off).
+    row = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
 
 
 class Published(Closing):
@@ -61,7 +72,10 @@ class Published(Closing):
     def news(self, since: str | None) -> News:
         """What is published, if that has changed since this fingerprint (None: in any case)."""
         fingerprint = self.fingerprint()
-        return News(fingerprint, None if fingerprint == since else self.read())
+        if fingerprint == since:
+            return News(fingerprint, None, Lsn(0))
+        tables = self.read()
+        return News(fingerprint, tables, self._ask(_log_position))
 
     def _ask(self, question: Callable[[Session], _Answer]) -> _Answer:
         with self._lock:

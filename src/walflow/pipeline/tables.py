@@ -50,6 +50,9 @@ class TableState:
     """Failures since the last success."""
     error: TableError | None = None
     membership: Membership = field(default_factory=Membership)
+    changing: Lsn | None = None
+    """The version of the form that the destination's table is being brought from, while it is not
+    known to have ``schema``'s."""
 
     @property
     def name(self) -> TableName:
@@ -81,6 +84,7 @@ class TableState:
             attempts=self.attempts,
             error=self.error,
             membership=self.membership,
+            changing=self.changing,
         )
 
     def with_stored(self, stored: TableReplicationState) -> TableState:
@@ -94,6 +98,7 @@ class TableState:
             attempts=stored.attempts,
             error=stored.error,
             membership=stored.membership,
+            changing=stored.changing,
         )
 
 
@@ -191,6 +196,7 @@ class Tables:
                 rows_copied=0,
                 changes_applied=0,
                 error=None,
+                changing=None,
                 **changes,
             )
             self._store.store_table_mapping(oid, changed.destination)
@@ -202,7 +208,9 @@ class Tables:
         killed in between must not take the former ones for these."""
         now = time.time()
         stored = {
-            oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), error=None)
+            oid: replace(
+                state, phase=Phase.INIT, since=now, position=Lsn(0), error=None, changing=None
+            )
             for oid, state in self._store.get_table_replication_states().items()
         }
         self._store.update_table_replication_states(stored)
@@ -211,6 +219,41 @@ class Tables:
                 oid: state.with_stored(stored[oid]) for oid, state in self._states.items()
             }
             self._unsaved.clear()
+
+    # Form and name.
+
+    def begin_change(self, oid: int, schema: TableSchema) -> TableState:
+        """The destination's table is about to get this form."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            # In this order: who finds a new form in the store, and does not know that it is only
+            # about to be, would take the table for one that has it.
+            self._persist(before, changing=before.schema.version)
+            return self._with_schema(oid, schema)
+
+    def end_change(self, oid: int) -> TableState:
+        """It has got that form."""
+        with self._moving[oid]:
+            return self._persist(self._known(oid), changing=None)
+
+    def adopt(self, oid: int, schema: TableSchema) -> TableState:
+        """The destination's table has this form as it is."""
+        with self._moving[oid]:
+            return self._with_schema(oid, schema)
+
+    def rename(self, oid: int, name: TableName, destination: TableName) -> TableState:
+        """The table, and what the destination has of it, have other names."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            self._store.store_table_mapping(oid, destination)
+            schema = replace(before.schema, name=name)
+            return self._persist(before, schema=schema, destination=destination)
+
+    def _with_schema(self, oid: int, schema: TableSchema) -> TableState:
+        self._store.store_table_schema(schema)
+        with self._lock:
+            state = self._states[oid] = replace(self._states[oid], schema=schema)
+        return state
 
     def roll_back(self, oid: int) -> TableState:
         """Go back to the state before; raises NothingToRollBack."""

@@ -1,0 +1,215 @@
+"""Rounds: what is taken at once of a table's changes, and how it gets into the destination."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.changelog import ChangeLog, LogFile, Segment
+from walflow.destinations.base import (
+    Destination,
+    Events,
+    FormerChanges,
+    Positioned,
+    TableChanges,
+)
+from walflow.errors import WalflowError
+from walflow.failpoints import failpoint
+from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.tables import Tables, TableState
+from walflow.spark.jobs import in_pool
+from walflow.stores.base import SchemaStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Rounds", "Stretch"]
+
+_QUICK_RETRY_SECONDS = 0.5
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A table's part of one segment."""
+
+    span: Span
+    commit_time: int
+    files: tuple[LogFile, ...]
+
+    @classmethod
+    def of(cls, segment: Segment, oid: int) -> Stretch:
+        files = tuple(file for file in segment.files if file.table == oid)
+        return cls(segment.span, segment.commit_time, files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    upto: Lsn
+    files: tuple[LogFile, ...]
+    forms: tuple[TableSchema, ...]
+    """Those of the files, the newest last."""
+    left: tuple[Stretch, ...]
+    """What has to wait for the next round."""
+
+
+class Rounds:
+    """All calls may come from several threads, for one table from one at a time."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        log: ChangeLog,
+        store: SchemaStore,
+        destination: Destination,
+        tables: Tables,
+        evolver: Evolver,
+        metrics: PipelineMetrics,
+        stop: threading.Event,
+    ) -> None:
+        self._spark = spark
+        self._log = log
+        self._store = store
+        self._destination = destination
+        self._tables = tables
+        self._evolver = evolver
+        self._metrics = metrics
+        self._stop = stop
+
+    def apply(self, state: TableState, stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+        """Apply the stretches, which follow each other, in one round; returns those that have to
+        wait for the next one. Raises Outgrown."""
+        taken = self._take(state, stretches)
+        if taken.forms and taken.forms[-1].version > state.schema.version:
+            self._evolver.check_steps((state.schema, *taken.forms))
+            state = self._evolver.bring(state, taken.forms[-1])
+        stats = sum((file.stats for file in taken.files), ChangeStats())
+        span = Span(state.position, taken.upto)
+        if taken.files:
+            changes = self._changes(state, taken, stats)
+            if stretches[0].span.after < state.position:
+                # A segment may begin before the snapshot that the table was copied under.
+                changes = changes.since(state.position)
+            self._write(state, Events(span, (changes,)))
+        self._metrics.events_processed(state.name).inc(stats.rows)
+        updated = self._tables.update(
+            state.schema.oid,
+            position=span.upto,
+            changes_applied=state.changes_applied + stats.rows,
+            attempts=0,
+        )
+        if updated is not None and not isinstance(self._destination, Positioned):
+            # Nobody else remembers it: what is not stored is delivered again.
+            self._tables.save(updated.schema.oid)
+        return taken.left
+
+    # What is taken.
+
+    def _take(self, state: TableState, stretches: Sequence[Stretch]) -> _Round:
+        """All that waits, but for what comes after a change of key: rows that are told apart in
+        different ways do not go into one round."""
+        files: list[LogFile] = []
+        forms = {state.schema.version: state.schema}
+        key = _key_of(state.schema)
+        for number, stretch in enumerate(stretches):
+            wanted = [file for file in stretch.files if not self._is_past(state, stretch, file)]
+            for version in {file.version for file in wanted} - forms.keys():
+                forms[version] = self._evolver.form(state.schema.oid, version)
+            keys = {_key_of(forms[file.version]) for file in wanted}
+            if keys - {key}:
+                if files:
+                    return self._round(files, forms, stretches, number)
+                if len(keys) > 1:
+                    raise Outgrown("its key changed in the middle of what was written at once")
+                key = keys.pop()
+            files += wanted
+        return self._round(files, forms, stretches, len(stretches))
+
+    def _round(
+        self,
+        files: Sequence[LogFile],
+        forms: Mapping[Lsn, TableSchema],
+        stretches: Sequence[Stretch],
+        count: int,
+    ) -> _Round:
+        if any(file.stats.incomplete for file in files):
+            raise Outgrown(
+                "a row came to match the row filter, and Postgres did not send all of it "
+                "(REPLICA IDENTITY FULL avoids this)"
+            )
+        used = sorted({file.version for file in files})
+        return _Round(
+            stretches[count - 1].span.upto,
+            tuple(files),
+            tuple(forms[version] for version in used),
+            tuple(stretches[count:]),
+        )
+
+    def _is_past(self, state: TableState, stretch: Stretch, file: LogFile) -> bool:
+        """Whether it has only rows that the destination has.
+
+        A segment may begin before the table's position. What gave the table its form there shut
+        out whoever still wrote a former one.
+        """
+        if stretch.span.after >= state.position:
+            return False
+        there = self._store.get_table_schema(file.table, Lsn(state.position - 1))
+        return there is not None and file.version < there.version
+
+    # In which form.
+
+    def _changes(self, state: TableState, taken: _Round, stats: ChangeStats) -> TableChanges:
+        target = state.destination_schema
+        present: list[LogFile] = []
+        former = []
+        for form in taken.forms:
+            files = [file for file in taken.files if file.version == form.version]
+            way = None if form.version == target.version else self._evolver.way(form, target)
+            if way is not None and way.changes_columns:
+                former.append(FormerChanges(self._paths(files), way))
+            else:
+                present += files
+        return TableChanges(target, self._paths(present), stats, self._spark, former=tuple(former))
+
+    def _paths(self, files: Iterable[LogFile]) -> tuple[str, ...]:
+        return tuple(str(self._log.folder / file.path) for file in files)
+
+    # Into the destination.
+
+    def _write(self, state: TableState, events: Events) -> None:
+        began = time.monotonic()
+        failpoint("apply.write", state.name)
+        with in_pool(self._spark, "ready" if state.phase is Phase.READY else "catchup"):
+            self._write_twice(state, events)
+        failpoint("apply.written", state.name)
+        self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
+
+    def _write_twice(self, state: TableState, events: Events) -> None:
+        """At most: what a moment heals need not set the table aside."""
+        try:
+            self._destination.write_events(events)
+        except Exception as error:
+            if isinstance(error, WalflowError) and not error.retry:
+                raise
+            self._metrics.worker_failed("apply", error)
+            _logger.warning(
+                "a table's changes were not written; trying again",
+                table=str(state.name),
+                error=str(error),
+            )
+            if self._stop.wait(_QUICK_RETRY_SECONDS):
+                raise
+            self._destination.write_events(events)
+
+
+def _key_of(schema: TableSchema) -> frozenset[int]:
+    """The key's columns, whatever they are called."""
+    return frozenset(column.position for column in schema.key_columns)
