@@ -43,9 +43,13 @@ types: $(STAMP) ## mypy, strict, tests included
 	$(call heading,mypy --strict)
 	@$(BIN)/mypy
 
+# All tests run in several processes at once, file by file (WORKERS=1 if one alone is wanted); those
+# that ARGS choose in one, which starts sooner.
+WORKERS ?= auto
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15
 pytest: $(STAMP) postgres ## The tests alone (ARGS="tests/test_config.py -k secret")
 	$(call heading,pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),$(PARALLEL))
 
 # Not a reason to fail: tests that want a version that is not here say so and are skipped.
 postgres: $(STAMP) ## Fetch the Postgres versions for the tests that are not here (needs npm)

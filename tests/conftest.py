@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
+import structlog
 
 from walflow.errors import PostgresMissing
 from walflow.model import quote_identifier
@@ -21,6 +24,63 @@ pytest_plugins = ["tests.spark_fixtures"]
 SUPPORTED_VERSIONS = (14, 15, 16, 17, 18)
 
 _numbers = itertools.count(1)
+
+# What several workers take up first: a long file that is begun last would be waited for by all.
+LONG_FILES = (
+    "pipeline/test_killing.py",
+    "pipeline/test_resuming.py",
+    "destinations/test_iceberg_rounds.py",
+    "pipeline/test_capture.py",
+    "pipeline/test_replay.py",
+    "pipeline/test_slots_in_pipelines.py",
+    "pipeline/test_publication_changes.py",
+    "spark/test_elsewhere.py",
+    "pipeline/test_clusters.py",
+    "demo/test_demo.py",
+    "cli/test_run.py",
+)
+_WORKER_BYTES = 4 << 30
+"""A worker has a Spark session and servers of its own, and runs commands that have theirs."""
+
+
+# Tests are short: a JVM that does not optimize what it runs is up and done with less work. Spark's
+# scripts hand these on, also to the JVMs of commands that a test runs.
+JAVA_OPTIONS = {
+    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
+    "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def pytest_configure() -> None:
+    for name, options in JAVA_OPTIONS.items():
+        os.environ.setdefault(name, options)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One a core, and one more: tests also wait for what they have started."""
+    by_memory = psutil.virtual_memory().total // _WORKER_BYTES
+    return max(1, min((os.cpu_count() or 1) + 1, by_memory))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        tests = config.rootpath / "tests"
+        ranks = {tests / name: rank for rank, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def logs_of_this_test() -> Iterator[None]:
+    """A command sends the logs to the stderr that it finds: in a test, one that is closed later."""
+    root = logging.getLogger()
+    before = set(root.handlers)
+    yield
+    structlog.reset_defaults()
+    # Not those that pytest adds for each part of a test.
+    for handler in set(root.handlers) - before:
+        if type(handler).__module__.startswith("walflow."):
+            root.removeHandler(handler)
 
 
 @dataclass(frozen=True, slots=True)
