@@ -34,10 +34,15 @@ __all__ = [
     "may_be_inexact",
     "net_changes",
     "net_copies",
+    "only_old_texts",
     "quoted",
     "read_changes",
+    "row_events",
     "row_identity",
     "since_truncate",
+    "sometimes_unsent",
+    "texts_map",
+    "without_old_texts",
 ]
 
 EXACT_TYPE = "map<string,string>"
@@ -168,7 +173,7 @@ def _change_kind(deleted: Expr) -> Expr:
     return sf.when(deleted, DELETE).otherwise(UPSERT)
 
 
-def _without_old_texts(exact: Expr) -> Expr:
+def without_old_texts(exact: Expr) -> Expr:
     """The exact texts of the new row; null rather than empty."""
     kept = sf.map_filter(exact, lambda name, _: ~sf.startswith(name, sf.lit(OLD_EXACT)))
     return sf.when(sf.size(kept) > 0, kept)
@@ -187,7 +192,7 @@ def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
         "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
-        (_without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("_exact"),
+        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("_exact"),
         *(sf.col(quoted(name)) for name in schema.column_names),
     )
 
@@ -208,14 +213,7 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
     another key; the life before the first of these belongs to the destination's row. A row that
     changes its key goes on in a life of the new key, so rows are chains of lives.
     """
-    events = _events(rows, schema, stats)
-    if stats.key_changes:
-        events = checkpointed(events)
-        origins = _origins(events)
-        events = _with_origins(events, origins)
-    else:
-        base = sf.when(sf.col("life").isNull(), sf.col("key"))
-        events = events.select("*", sf.col("life").alias("origin"), base.alias("base"))
+    events = row_events(rows, schema, stats)
     upserts = _last_states(events, schema, stats)
     if not stats.key_changes:
         return upserts
@@ -226,16 +224,45 @@ def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
         sf.col("time").alias("_timestamp"),
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
-        *_key_columns_from(sf.col("key"), schema, stats),
+        sf.col("exact").alias("_exact"),
+        *(sf.col(f"row.{quoted(name)}") for name in schema.column_names),
     )
     return upserts.unionByName(left)
 
 
-def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
+def row_events(
+    rows: DataFrame,
+    schema: TableSchema,
+    stats: ChangeStats,
+    *,
+    within: Sequence[str] = (),
+    followed: bool = True,
+) -> DataFrame:
+    """What happens to each row of a keyed table, in order; a row is followed from key to key.
+
+    Columns: those of ``_events``, and ``origin`` (where the row's first life began, null if the
+    destination has the row) or ``base`` (the destination's key of the row, else null), unless they
+    are not wanted (``followed``). ``within``: columns of the changes, which are kept; no life goes
+    on from one of their values to another.
+    """
+    events = _events(rows, schema, stats, within)
+    if not followed:
+        return events
+    if stats.key_changes:
+        events = checkpointed(events)
+        return _with_origins(events, _origins(events))
+    base = sf.when(sf.col("life").isNull(), sf.col("key"))
+    return events.select("*", sf.col("life").alias("origin"), base.alias("base"))
+
+
+def _events(
+    rows: DataFrame, schema: TableSchema, stats: ChangeStats, within: Sequence[str]
+) -> DataFrame:
     """What happens at each key, in order; a change of key happens at both keys.
 
     Columns: ``at`` (position), ``time``, ``kind``, ``key``, ``starts`` (a life of the key),
-    ``deletes``, ``departs`` (the row goes on elsewhere), ``row``, ``unchanged``, ``exact``;
+    ``deletes``, ``departs`` (the row goes on elsewhere; only its key is told), ``row``,
+    ``unchanged``, ``exact``;
     ``life`` (position of the life's start, null for the life that the stretch found),
     ``last_of_key``.
     """
@@ -243,6 +270,7 @@ def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFra
     is_update = sf.col("_change_type") == ChangeType.UPDATE.value
     moves = is_update & sf.col("_old").isNotNull() & ~old_key.eqNullSafe(new_key)
     changed = rows.select(
+        *within,
         sf.struct("_lsn", "_seq").alias("at"),
         sf.col("_timestamp").alias("time"),
         sf.col("_change_type").alias("kind"),
@@ -253,31 +281,48 @@ def _events(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFra
         moves.alias("moves"),
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("row"),
         sf.col("_unchanged").alias("unchanged"),
-        sf.col("_exact").alias("exact"),
+        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
+        sf.struct(*_key_alone(schema)).alias("old_row"),
+        (only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("old_exact"),
     )
-    arrivals = changed.drop("old_key", "moves").withColumn("departs", sf.lit(False))
+    arrivals = changed.drop("old_key", "moves", "old_row", "old_exact").withColumn(
+        "departs", sf.lit(False)
+    )
     events = arrivals
     if stats.key_changes:
         departures = changed.where("moves").select(
+            *within,
             "at",
             "time",
             "kind",
             sf.col("old_key").alias("key"),
             sf.lit(False).alias("starts"),
             sf.lit(False).alias("deletes"),
-            sf.lit(None).cast(changed.schema["row"].dataType).alias("row"),
+            sf.col("old_row").alias("row"),
             sf.lit(None).cast("array<string>").alias("unchanged"),
-            sf.lit(None).cast(EXACT_TYPE).alias("exact"),
+            sf.col("old_exact").alias("exact"),
             sf.lit(True).alias("departs"),
         )
         events = arrivals.unionByName(departures)
-    timeline = Window.partitionBy("key").orderBy("at")
+    timeline = Window.partitionBy(*within, "key").orderBy("at")
     started = sf.last(sf.when(sf.col("starts"), sf.col("at")), ignorenulls=True)
     return events.select(
         "*",
         started.over(timeline).alias("life"),
         sf.lead("at").over(timeline).isNull().alias("last_of_key"),
     )
+
+
+def _key_alone(schema: TableSchema) -> list[Expr]:
+    """The table's columns with the key that the row had, and nothing else."""
+    return [
+        (
+            sf.col(f"_old.{quoted(c.name)}")
+            if c.name in schema.key
+            else sf.lit(None).cast(c.spark_type)
+        ).alias(c.name)
+        for c in schema.columns
+    ]
 
 
 def _origins(events: DataFrame) -> DataFrame:
@@ -327,7 +372,7 @@ def _with_origins(events: DataFrame, origins: DataFrame) -> DataFrame:
 
 def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """One row for each row that the stretch touched and whose key nobody took over since."""
-    optional = [c for c in schema.columns if c.name not in schema.key and not _always_sent(c)]
+    optional = sometimes_unsent(schema)
     known = {
         column.name: sf.max_by(
             sf.struct(
@@ -389,8 +434,11 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
     )
 
 
-def _always_sent(column: Column) -> bool:
-    return column.spark_type in _ALWAYS_SENT
+def sometimes_unsent(schema: TableSchema) -> list[Column]:
+    """The columns whose values Postgres may leave out of a change that does not change them."""
+    return [
+        c for c in schema.columns if c.name not in schema.key and c.spark_type not in _ALWAYS_SENT
+    ]
 
 
 def _merged_exact(schema: TableSchema, known: Mapping[str, str]) -> Expr:
@@ -404,30 +452,16 @@ def _merged_exact(schema: TableSchema, known: Mapping[str, str]) -> Expr:
         )
         for name in schema.column_names
     ]
-    return _map_of(texts)
+    return texts_map(texts)
 
 
-def _map_of(texts: Sequence[tuple[str, Expr]]) -> Expr:
+def texts_map(texts: Sequence[tuple[str, Expr]]) -> Expr:
     """A map of the texts that are there; null rather than empty."""
     entries = sf.filter(
         sf.array(*(sf.struct(sf.lit(name).alias("key"), t.alias("value")) for name, t in texts)),
         lambda entry: entry["value"].isNotNull(),
     )
     return sf.when(sf.size(entries) > 0, sf.map_from_entries(entries))
-
-
-def _key_columns_from(key: Expr, schema: TableSchema, stats: ChangeStats) -> list[Expr]:
-    """``_exact`` and the table's columns of which only the key is known."""
-    places = {column.name: key[f"f{n}"] for n, column in enumerate(schema.key_columns)}
-    inexact = [c.name for c in schema.key_columns if may_be_inexact(c)] if stats.exact else []
-    texts = [(name, key[f"f{len(places) + n}"]) for n, name in enumerate(inexact)]
-    return [
-        (_map_of(texts) if texts else _no_exact()).alias("_exact"),
-        *(
-            places.get(c.name, sf.lit(None).cast(c.spark_type)).alias(c.name)
-            for c in schema.columns
-        ),
-    ]
 
 
 def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
@@ -442,14 +476,14 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
     is_delete = sf.col("_change_type") == ChangeType.DELETE.value
     weighted = rows.select(
         sf.struct(*names).alias("row"),
-        (_without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
+        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
         sf.when(is_delete, -1).otherwise(1).alias("weight"),
         sf.when(~is_delete, sf.struct("_lsn", "_seq", "_timestamp", "_change_type")).alias("added"),
     )
     if stats.updates:
         gone = rows.where(sf.col("_change_type") == ChangeType.UPDATE.value).select(
             sf.struct(*(sf.col(f"_old.{name}") for name in names)).alias("row"),
-            (_only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
+            (only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
             sf.lit(-1).alias("weight"),
         )
         weighted = weighted.unionByName(gone, allowMissingColumns=True)
@@ -481,7 +515,7 @@ def row_identity(schema: TableSchema, row: Expr, exact: Expr) -> Expr:
     return sf.struct(values.alias("values"), texts.alias("texts"))
 
 
-def _only_old_texts(exact: Expr) -> Expr:
+def only_old_texts(exact: Expr) -> Expr:
     """The exact texts of the old row, under the columns' own names; null rather than empty."""
     kept = sf.map_filter(exact, lambda name, _: sf.startswith(name, sf.lit(OLD_EXACT)))
     named = sf.transform_keys(kept, lambda name, _: sf.substring(name, len(OLD_EXACT) + 1, 1 << 20))

@@ -17,9 +17,9 @@ from walflow.destinations.lake.format import Constant, LakeFormat, Stored
 from walflow.destinations.lake.forms import (
     COPY,
     EXACT,
-    MODE,
     StoredForm,
     TablePlan,
+    is_as_planned,
     stored_form,
     table_properties,
 )
@@ -145,15 +145,15 @@ class LakeDestination:
 
     def _constants(self, form: StoredForm, position: Lsn | None) -> Mapping[str, Constant]:
         """What our columns have in rows of a copy."""
-        names = form.plan.metadata
+        names, time = form.metadata, datetime.now(UTC)
         metadata: dict[str, Constant] = {}
         if names is not None:
             metadata = {
                 names.change_type: COPY,
                 names.lsn: None if position is None else int(position),
-                names.timestamp: datetime.now(UTC),
+                names.timestamp: time,
             }
-        return MODES[form.plan.mode].copied(form, metadata)
+        return MODES[form.plan.mode].copied(form, metadata, time)
 
     # Changes.
 
@@ -350,7 +350,7 @@ class LakeDestination:
     ) -> Stored | None:
         """The table without its view, if no more is wanted and it can be had; None: it cannot."""
         parts = Parts.of(table.name, stored)
-        if parts is None or self._plan(table.name).mode != stored.properties.get(MODE):
+        if parts is None or not is_as_planned(self._plan(table.name), stored.properties):
             return None
         self._forget(table.name)
         if stored.position is None or not self._viewed.merge(spark, parts, stored.position):
@@ -361,8 +361,7 @@ class LakeDestination:
         return stored_form(table, self._plan(table.name), exact=exact)
 
     def _is_as_planned(self, table: TableSchema, stored: Stored) -> bool:
-        # Tables from before there were modes mirror their source.
-        if stored.properties.get(MODE, "mirror") != self._plan(table.name).mode:
+        if not is_as_planned(self._plan(table.name), stored.properties):
             return False
         return self._viewed.is_as_wanted(self._form(table, exact=False), stored)
 

@@ -1,43 +1,83 @@
-"""One commit a round: how net changes get into a table that mirrors its source.
+"""One commit a round: how net changes get into a table that has one row a row.
 
 Every function that writes makes exactly one commit; the session it runs in stamps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from walflow.destinations.lake.format import RowPlaces
-from walflow.destinations.lake.forms import EXACT, StoredForm
-from walflow.errors import DestinationError
+from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
 from walflow.model import TableSchema
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import EXACT_TYPE, literal, may_be_inexact, quoted, row_identity
+from walflow.spark.net import EXACT_TYPE, literal, may_be_inexact, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame
 
-__all__ = ["merge_copies", "merge_net", "metadata_values", "with_base_rows"]
+__all__ = [
+    "assignments",
+    "mark_net",
+    "merge_net",
+    "missing_row",
+    "our_values",
+    "same_key",
+    "swept",
+    "viewed",
+    "with_base_rows",
+]
 
 _SOURCE = "walflow_round"
+_NET = ("_kind", "_lsn", "_timestamp")
 
 
-def metadata_values(form: StoredForm) -> dict[str, str]:
-    """By name of a metadata column that the table has, the net changes' column with its value."""
-    names = form.plan.metadata
-    if names is None:
-        return {}
-    return {names.change_type: "_kind", names.lsn: "_lsn", names.timestamp: "_timestamp"}
+def our_values(form: StoredForm) -> dict[str, str]:
+    """By name of a column of ours that the table has, the net changes' column with its value."""
+    names = form.metadata
+    values = {}
+    if names is not None:
+        values = {names.change_type: "_kind", names.lsn: "_lsn", names.timestamp: "_timestamp"}
+    return values | {c.name: c.name for c in form.ours if c.name not in values}
 
 
 def merge_net(net: DataFrame, identifier: str, form: StoredForm, *, partial: bool) -> None:
     """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
+    _merge(net, identifier, form, partial, "DELETE", "")
+
+
+def mark_net(
+    net: DataFrame,
+    identifier: str,
+    form: StoredForm,
+    *,
+    partial: bool,
+    emptied: Mapping[str, str] | None,
+) -> None:
+    """So too, but deletes only change columns of ours. ``emptied``: these are set, to what is
+    said, in all rows that are not deleted and that the changes do not name."""
+    marks = {name: f"s.{quoted(value)}" for name, value in our_values(form).items()}
+    _merge(net, identifier, form, partial, f"UPDATE SET {assignments(marks)}", swept(emptied))
+
+
+def assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"t.{quoted(name)} = {value}" for name, value in values.items())
+
+
+def swept(emptied: Mapping[str, str] | None) -> str:
+    """The clause of a MERGE that marks what a truncate has deleted."""
+    if emptied is None:
+        return ""
+    return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{DELETED} THEN UPDATE SET {assignments(emptied)}"
+
+
+def _merge(
+    net: DataFrame, identifier: str, form: StoredForm, partial: bool, delete: str, rest: str
+) -> None:
     spark, schema, has_exact = net.sparkSession, form.schema, form.exact
     values = [name for name in schema.column_names if name not in schema.key]
     target, source = "t.{}".format, "s.{}".format
@@ -50,10 +90,10 @@ def merge_net(net: DataFrame, identifier: str, form: StoredForm, *, partial: boo
         _new_or_missing(schema, name) if partial and name in values else source(quoted(name))
         for name in schema.column_names
     ]
-    for name, value in metadata_values(form).items():
-        updates.append(f"t.{quoted(name)} = s.{value}")
+    for name, value in our_values(form).items():
+        updates.append(f"t.{quoted(name)} = s.{quoted(value)}")
         columns.append(quoted(name))
-        inserts.append(f"s.{value}")
+        inserts.append(f"s.{quoted(value)}")
     if has_exact:
         updates.append(f"{target(EXACT)} = {_exact_after(partial)}")
         columns.append(EXACT)
@@ -62,19 +102,21 @@ def merge_net(net: DataFrame, identifier: str, form: StoredForm, *, partial: boo
     update = f" WHEN MATCHED THEN UPDATE SET {', '.join(updates)}" if updates else ""
     # The predicate is always true. It is there because Spark filters the table's scan by the
     # source's keys (a Bloom filter) only where the source is filtered itself.
-    with _viewed(net):
+    with viewed(net) as view:
         spark.sql(
             f"MERGE INTO {identifier} t"
-            f" USING (SELECT * FROM {_SOURCE} WHERE _change_type IN ('upsert', 'delete')) s"
-            f" ON {_same_key(schema, has_exact)}"
-            " WHEN MATCHED AND s._change_type = 'delete' THEN DELETE"
+            f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) s"
+            f" ON {same_key(schema, has_exact)}"
+            f" WHEN MATCHED AND s._change_type = 'delete' THEN {delete}"
             f"{update}"
             " WHEN NOT MATCHED AND s._change_type = 'upsert'"
             f" THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(inserts)})"
+            f"{rest}"
         )
 
 
-def _same_key(schema: TableSchema, has_exact: bool) -> str:
+def same_key(schema: TableSchema, has_exact: bool) -> str:
+    """In SQL, that ``t`` and ``s`` (with ``_exact``) have the same key."""
     parts = []
     for column in schema.key_columns:
         name = quoted(column.name)
@@ -98,14 +140,15 @@ def _kept_or_new(name: str) -> str:
 
 def _new_or_missing(schema: TableSchema, name: str) -> str:
     column = quoted(name)
-    message = literal(_missing_row(schema))
+    message = literal(missing_row(schema))
     return (
         f"CASE WHEN array_contains(s._unchanged, {literal(name)})"
         f" THEN raise_error({message}) ELSE s.{column} END"
     )
 
 
-def _missing_row(schema: TableSchema) -> str:
+def missing_row(schema: TableSchema) -> str:
+    """What is said of a row that is not there."""
     return f"walflow: {schema.name} lacks a row whose unchanged columns a change relies on"
 
 
@@ -137,7 +180,7 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         own = sf.col(quoted(name))
         if name in schema.key:
             return own
-        missing = sf.raise_error(sf.lit(_missing_row(schema)))
+        missing = sf.raise_error(sf.lit(missing_row(schema)))
         base = sf.when(sf.col("base").isNull(), missing).otherwise(sf.col("base")[name])
         return sf.when(sf.array_contains("_unchanged", name), base).otherwise(own).alias(name)
 
@@ -154,6 +197,7 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
         sf.when(sf.size("base_exact") > 0, sf.col("base_exact")).alias("_exact"),
+        *(quoted(name) for name in our_values(form).values() if name not in _NET),
         *(value(name) for name in schema.column_names),
     )
     # Not `kept`: when it caches a frame over a table, Spark 4.1 takes columns whose names differ
@@ -161,75 +205,11 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
     return net.where("_old IS NULL").unionByName(checkpointed(filled))
 
 
-def merge_copies(copies: DataFrame, identifier: str, form: StoredForm, places: RowPlaces) -> None:
-    """Remove and add as many copies of rows as the net copies of a keyless table say.
-
-    Equal rows are told apart by where they are stored, so that exactly as many go as must.
-    """
-    spark, schema, has_exact = copies.sparkSession, form.schema, form.exact
-    metadata = metadata_values(form)
-    gone = copies.where("copies < 0").select("identity", (-sf.col("copies")).alias("wanted"))
-    stored = sf.struct(
-        *(sf.col(quoted(c.name)).cast(c.spark_type).alias(c.name) for c in schema.columns)
-    )
-    exact = sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)
-    table = (
-        spark.table(identifier)
-        .alias("t")
-        .select(
-            sf.expr(places.file).alias("file"),
-            sf.expr(places.place).alias("place"),
-            row_identity(schema, stored, exact).alias("stored"),
-        )
-    )
-    number = sf.row_number().over(Window.partitionBy("identity").orderBy("file", "place"))
-    removed = checkpointed(
-        table.join(gone, sf.col("stored").eqNullSafe(sf.col("identity")))
-        .withColumn("number", number)
-        .where("number <= wanted")
-        .select("file", "place")
-    )
-    wanted = gone.agg(sf.coalesce(sf.sum("wanted"), sf.lit(0)).alias("wanted")).first()
-    found = removed.count()
-    if wanted is None or wanted["wanted"] != found:
-        raise DestinationError(
-            f"{schema.name} lacks {wanted and wanted['wanted'] - found} of the rows that were"
-            " removed from its source",
-            hint="The table was changed by someone else, or has no key and values that Spark"
-            " cannot hold: copy it again.",
-        )
-    added = copies.where("copies > 0").select(
-        sf.lit(None).cast("string").alias("file"),
-        sf.lit(None).cast("bigint").alias("place"),
-        "row",
-        "exact",
-        *metadata.values(),
-        sf.explode(sf.sequence(sf.lit(1), sf.col("copies").cast("int"))).alias("copy"),
-    )
-    source = added.drop("copy").unionByName(removed, allowMissingColumns=True)
-    columns = [quoted(name) for name in schema.column_names]
-    values = [f"s.row.{name}" for name in columns]
-    for name, value in metadata.items():
-        columns.append(quoted(name))
-        values.append(f"s.{value}")
-    if has_exact:
-        columns.append(EXACT)
-        values.append("s.exact")
-    with _viewed(source):
-        spark.sql(
-            f"MERGE INTO {identifier} t USING {_SOURCE} s"
-            f" ON {places.file} = s.file AND {places.place} = s.place"
-            " WHEN MATCHED THEN DELETE"
-            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
-            f" VALUES ({', '.join(values)})"
-        )
-
-
 @contextmanager
-def _viewed(frame: DataFrame) -> Iterator[None]:
+def viewed(frame: DataFrame) -> Iterator[str]:
     """The frame under a name, in its own session, for SQL that has no DataFrame form."""
     frame.createOrReplaceTempView(_SOURCE)
     try:
-        yield
+        yield _SOURCE
     finally:
         frame.sparkSession.catalog.dropTempView(_SOURCE)

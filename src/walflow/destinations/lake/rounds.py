@@ -12,13 +12,14 @@ from pyspark.sql import functions as sf
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.format import Constant, LakeFormat
 from walflow.destinations.lake.forms import EXACT, StoredForm
+from walflow.destinations.lake.merging import our_values
 from walflow.spark.net import EXACT_TYPE, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Round", "kept", "stored_rows"]
+__all__ = ["Round", "append_rows", "kept", "only_inserts", "stored_rows", "stored_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,31 @@ def stored_rows(
             sf.col("_exact") if "_exact" in rows.columns else sf.lit(None).cast(EXACT_TYPE)
         )
     return rows.select(*(value.alias(name) for name, value in values.items()))
+
+
+def stored_values(table: DataFrame, form: StoredForm) -> DataFrame:
+    """Rows as they are stored, as ``row`` (a struct of the source's columns) and ``exact``."""
+    return table.select(
+        sf.struct(*(sf.col(quoted(name)) for name in form.schema.column_names)).alias("row"),
+        (sf.col(EXACT) if form.exact else sf.lit(None).cast(EXACT_TYPE)).alias("exact"),
+    )
+
+
+def only_inserts(changes: TableChanges) -> bool:
+    """Whether each change is a whole row that was not there before."""
+    stats = changes.stats
+    return stats.inserts == stats.rows and not changes.truncated and not stats.unchanged
+
+
+def append_rows(round: Round, ours: Mapping[str, Expr]) -> StoredForm:
+    """Append the rows of a round that only has inserts: the position proves that none of them is
+    there yet. ``ours``: what is in the mode's own columns."""
+    round = round.with_exact(round.changes.stats.exact)
+    form = round.form
+    rows = round.changes.changes.withColumnRenamed("_change_type", "_kind")
+    metadata = {name: sf.col(value) for name, value in our_values(form).items() if name not in ours}
+    round.format.append(stored_rows(rows, form, {**metadata, **ours}), form.name)
+    return form
 
 
 def _is_expression(value: object) -> bool:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
 
 from walflow.config.settings import Mode
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import StoredForm
-from walflow.destinations.lake.modes import mirror
+from walflow.destinations.lake.modes import mirror, soft_delete
 from walflow.destinations.lake.rounds import Round
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["MODES", "ModeWriter"]
 
 
 class ModeWriter(Protocol):
-    def copied(self, form: StoredForm, constants: Mapping[str, Constant]) -> Mapping[str, Constant]:
-        """What our columns have in rows of a copy, by name; ``constants``: the metadata's."""
+    @property
+    def keeps_past(self) -> bool:
+        """Whether the table has rows that the source has no longer."""
+
+    def copied(
+        self, form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+    ) -> Mapping[str, Constant]:
+        """What our columns have in rows of a copy, by name. ``metadata``: those of the metadata;
+        ``time``: of the copy."""
+
+    def held(self, table: DataFrame, form: StoredForm) -> DataFrame:
+        """The source's rows, as of the table's position, from the table's: ``row`` (a struct) and
+        ``exact``."""
 
     def apply(self, round: Round) -> StoredForm:
         """Write the changes, in exactly one commit; the table's form after it (it may have got
         the column of exact texts)."""
 
 
-MODES: Mapping[Mode, ModeWriter] = {"mirror": mirror}
+MODES: Mapping[Mode, ModeWriter] = {"mirror": mirror, "soft_delete": soft_delete}

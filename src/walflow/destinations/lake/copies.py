@@ -1,0 +1,247 @@
+"""Tables without a key: rows are a multiset, and what counts is how many copies come and go.
+
+Postgres does not tell which of several equal rows it removed. Here the one that came first goes
+first, so that what rows tell of their changes does not depend on how the changes were cut into
+rounds: the n-th removal takes the n-th copy, those in the table before those that came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
+from walflow.destinations.lake.merging import assignments, our_values, swept, viewed
+from walflow.destinations.lake.rounds import Round, stored_rows
+from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
+from walflow.errors import DestinationError
+from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.spark.checkpoints import checkpointed
+from walflow.spark.net import (
+    EXACT_TYPE,
+    only_old_texts,
+    quoted,
+    row_identity,
+    since_truncate,
+    without_old_texts,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
+    from pyspark.sql import DataFrame
+
+__all__ = ["mark_copies", "merge_copies", "overwrite_copies"]
+
+
+def merge_copies(round: Round) -> StoredForm:
+    """MERGE the changes of a keyless table, among which there is no truncate."""
+    rows = between_truncates(round.changes.changes, ChangeStats())
+    paired = _paired_with_table(rows, round, "true", None)
+    round = round.with_exact_for(paired, "exact")
+    source = _told(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
+    _merge(source, round, "DELETE", "")
+    return round.form
+
+
+def mark_copies(
+    round: Round, truncate: Truncate | None, emptied: Mapping[str, str] | None
+) -> StoredForm:
+    """MERGE the changes of a keyless table in which removed rows are marked. ``emptied``: what
+    columns of ours have, in SQL, in rows that the first truncate deleted."""
+    rows = between_truncates(round.changes.changes, round.changes.stats)
+    paired = _paired_with_table(rows, round, f"NOT {DELETED}", truncate)
+    round = round.with_exact_for(paired, "exact")
+    marks = {name: f"s.{quoted(value)}" for name, value in our_values(round.form).items()}
+    source = _told(paired).withColumn(
+        DELETED, sf.col("gone_lsn").isNotNull() | sf.col("emptied").isNotNull()
+    )
+    _merge(source, round, f"UPDATE SET {assignments(marks)}", swept(emptied))
+    return round.form
+
+
+def overwrite_copies(round: Round) -> StoredForm:
+    """Make what came after the last truncate, and did not go again, the table."""
+    changes, schema = round.changes, round.form.schema
+    rows = between_truncates(since_truncate(changes.changes, changes.stats), ChangeStats())
+    moves = checkpointed(_moves(rows, schema, changes.stats))
+    paired = _checked(_paired(moves.where("is_new"), moves.where("NOT is_new")), schema)
+    round = round.with_exact_for(paired, "exact")
+    kept = _told(paired.where("gone_lsn IS NULL")).select(
+        "_kind",
+        "_lsn",
+        "_timestamp",
+        sf.col("exact").alias("_exact"),
+        *(sf.col("row")[name].alias(name) for name in schema.column_names),
+    )
+    ours = {name: sf.col(value) for name, value in our_values(round.form).items()}
+    round.format.overwrite(stored_rows(kept, round.form, ours), round.form.name)
+    return round.form
+
+
+def _moves(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
+    """Each copy that comes (``is_new``) or goes, with its ``identity`` and the change's position.
+    An update does both."""
+    names = [quoted(name) for name in schema.column_names]
+    kind = sf.col("_change_type")
+
+    def told(row: Expr, texts: Expr, is_new: Expr) -> list[Expr]:
+        exact = texts if stats.exact else sf.lit(None).cast(EXACT_TYPE)
+        return [
+            row_identity(schema, row, exact).alias("identity"),
+            row.alias("row"),
+            exact.alias("exact"),
+            is_new.alias("is_new"),
+            sf.col("_lsn").alias("lsn"),
+            sf.col("_seq").alias("seq"),
+            sf.col("_timestamp").alias("time"),
+            kind.alias("kind"),
+            sf.col(EMPTIED).alias("emptied"),
+        ]
+
+    own = told(
+        sf.struct(*names), without_old_texts(sf.col("_exact")), kind != ChangeType.DELETE.value
+    )
+    moves = rows.select(*own)
+    if not stats.updates:
+        return moves
+    former = sf.struct(*(sf.col(f"_old.{name}") for name in names))
+    gone = told(former, only_old_texts(sf.col("_exact")), sf.lit(False))
+    return moves.union(rows.where(kind == ChangeType.UPDATE.value).select(*gone))
+
+
+def _paired_with_table(
+    rows: DataFrame, round: Round, counts: str, truncate: Truncate | None
+) -> DataFrame:
+    """See _paired; with those rows of the table that count (in SQL), until the truncate."""
+    schema = round.form.schema
+    moves = checkpointed(_moves(rows, schema, round.changes.stats))
+    removals = moves.where("NOT is_new")
+    before = "emptied IS NULL" if truncate is None else _is_at("emptied.at", truncate)
+    wanted = removals.where(before).select("identity").distinct()
+    emptied = sf.lit(None) if truncate is None else sf.expr(_moment(truncate))
+    stored = (
+        _stored(round, counts)
+        .join(wanted, sf.col("stored").eqNullSafe(sf.col("identity")))
+        .drop("stored")
+        .withColumn("is_new", sf.lit(False))
+        .withColumn("emptied", emptied.cast(moves.schema["emptied"].dataType))
+    )
+    copies = moves.where("is_new").unionByName(stored, allowMissingColumns=True)
+    return _checked(_paired(copies, removals), schema)
+
+
+def _is_at(place: str, truncate: Truncate) -> str:
+    return f"{place}._lsn = {truncate.lsn} AND {place}._seq = {truncate.seq}"
+
+
+def _moment(truncate: Truncate) -> str:
+    at = f"named_struct('_lsn', {truncate.lsn}, '_seq', {truncate.seq})"
+    return f"named_struct('at', {at}, 'time', {truncate.time})"
+
+
+def _stored(round: Round, counts: str) -> DataFrame:
+    """Copies in the table: where they are, and how they came."""
+    form, places = round.form, round.format.places
+    row = sf.struct(
+        *(sf.col(quoted(c.name)).cast(c.spark_type).alias(c.name) for c in form.schema.columns)
+    )
+    exact = sf.col(EXACT) if form.exact else sf.lit(None).cast(EXACT_TYPE)
+    names = form.metadata
+    return (
+        round.spark.table(round.identifier)
+        .alias("t")
+        .where(counts)
+        .select(
+            sf.expr(places.file).alias("file"),
+            sf.expr(places.place).alias("place"),
+            (sf.lit(None) if names is None else sf.col(quoted(names.lsn)))
+            .cast("bigint")
+            .alias("lsn"),
+            (sf.lit(None) if names is None else sf.col(quoted(names.change_type)))
+            .cast("string")
+            .alias("kind"),
+            row_identity(form.schema, row, exact).alias("stored"),
+        )
+    )
+
+
+def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
+    """The copies, each with the removal that took it (``gone_lsn``, ``gone_time``) or none; of
+    those in the table only the taken ones. A removal that found none has no ``is_new``."""
+    if "file" not in copies.columns:
+        copies = copies.withColumns(
+            {"file": sf.lit(None).cast("string"), "place": sf.lit(None).cast("bigint")}
+        )
+    queue = Window.partitionBy("identity", "emptied").orderBy(
+        # Within a transaction by kind: that is what the table, too, knows of its rows.
+        *("is_new", "lsn", "kind", "seq", "file", "place")
+    )
+    order = Window.partitionBy("identity", "emptied").orderBy("lsn", "seq")
+    taken = removals.select(
+        sf.col("identity").alias("gone_identity"),
+        sf.col("emptied").alias("gone_emptied"),
+        sf.col("lsn").alias("gone_lsn"),
+        sf.col("time").alias("gone_time"),
+        sf.row_number().over(order).alias("gone_number"),
+    )
+    same = (
+        sf.col("identity").eqNullSafe(sf.col("gone_identity"))
+        & sf.col("emptied").eqNullSafe(sf.col("gone_emptied"))
+        & (sf.col("number") == sf.col("gone_number"))
+    )
+    numbered = copies.withColumn("number", sf.row_number().over(queue))
+    return numbered.join(taken, same, "full").where("is_new IS NOT false OR gone_lsn IS NOT NULL")
+
+
+def _checked(paired: DataFrame, schema: TableSchema) -> DataFrame:
+    paired = checkpointed(paired)
+    lacking = paired.where("is_new IS NULL").count()
+    if lacking:
+        raise DestinationError(
+            f"{schema.name} lacks {lacking} of the rows that were removed from its source",
+            hint="The table was changed by someone else, or has no key and values that Spark"
+            " cannot hold: copy it again.",
+        )
+    return paired
+
+
+def _told(paired: DataFrame) -> DataFrame:
+    """With what is told of each copy's last change."""
+    gone = sf.col("gone_lsn").isNotNull()
+    swept = ~gone & sf.col("emptied").isNotNull()
+    deleted, truncated = ChangeType.DELETE.value, ChangeType.TRUNCATE.value
+    kind = sf.when(gone, deleted).when(swept, truncated).otherwise(sf.col("kind"))
+    lsn = sf.when(gone, sf.col("gone_lsn")).when(swept, sf.col("emptied.at._lsn"))
+    time = sf.when(gone, sf.col("gone_time")).when(swept, sf.col("emptied.time"))
+    return paired.withColumns(
+        {
+            "_kind": kind,
+            "_lsn": lsn.otherwise(sf.col("lsn")),
+            "_timestamp": time.otherwise(sf.col("time")),
+        }
+    )
+
+
+def _merge(source: DataFrame, round: Round, removed: str, rest: str) -> None:
+    """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
+    form, places = round.form, round.format.places
+    columns = [quoted(name) for name in form.schema.column_names]
+    values = [f"s.row.{name}" for name in columns]
+    for name, value in our_values(form).items():
+        columns.append(quoted(name))
+        values.append(f"s.{quoted(value)}")
+    if form.exact:
+        columns.append(EXACT)
+        values.append("s.exact")
+    with viewed(source) as view:
+        round.spark.sql(
+            f"MERGE INTO {round.identifier} t USING {view} s"
+            f" ON {places.file} = s.file AND {places.place} = s.place"
+            f" WHEN MATCHED THEN {removed}"
+            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
+            f" VALUES ({', '.join(values)})"
+            f"{rest}"
+        )
