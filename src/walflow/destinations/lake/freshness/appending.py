@@ -7,6 +7,7 @@ every key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from walflow.destinations.lake.freshness.parts import (
     changes_of,
 )
 from walflow.destinations.lake.freshness.shown import show, shown
-from walflow.destinations.lake.merging import metadata_values, with_base_rows
+from walflow.destinations.lake.merging import with_base_rows
 from walflow.destinations.lake.rounds import Round, kept, stored_rows
 from walflow.model import ChangeType, Lsn, TableSchema
 from walflow.spark.checkpoints import checkpointed
@@ -58,12 +59,21 @@ def append_round(round: Round, upto: Lsn) -> StoredForm:
             net = _with_removed(net, round)
         elif stats.unchanged:
             net = _completed(net, round)
-        ours: dict[str, Expr | Constant] = {
-            name: sf.col(value) for name, value in metadata_values(form).items()
-        }
-        ours |= {ROUND: int(upto), REMOVED: sf.col("_change_type") == "delete"}
-        round.format.append(stored_rows(net, changes_form(form), ours), changes_of(form.name))
+        rows = stored_rows(net, changes_form(form), _ours(form, upto))
+        round.format.append(rows, changes_of(form.name))
     return form
+
+
+def _ours(form: StoredForm, upto: Lsn) -> Mapping[str, Expr | Constant]:
+    ours: dict[str, Expr | Constant] = {
+        ROUND: int(upto),
+        REMOVED: sf.col("_change_type") == "delete",
+    }
+    if (names := form.plan.metadata) is not None:
+        ours[names.change_type] = sf.col("_kind")
+        ours[names.lsn] = sf.col("_lsn")
+        ours[names.timestamp] = sf.col("_timestamp")
+    return ours
 
 
 def _with_exact(round: Round) -> Round:

@@ -12,6 +12,8 @@ from walflow.model import Lsn, TableName
 from walflow.spark.net import may_be_inexact
 
 __all__ = [
+    "BASE",
+    "CHANGES",
     "NEWEST",
     "PART_OF",
     "REMOVED",
@@ -32,6 +34,8 @@ ROUND, REMOVED, NEWEST = "_ROUND", "_REMOVED", "_NEWEST"
 """Columns of the table of changes: the end of the round that a row came with, and whether it says
 that the key has gone. Of one key the row of the newest round holds; ``_NEWEST`` is its number
 where rows are told apart by that."""
+BASE, CHANGES = "_BASE", "_CHANGES"
+"""What the two parts are called in the view's query."""
 
 PART_OF = "walflow.part-of"
 """Under this name the two tables' properties have the table that they are parts of."""
@@ -125,5 +129,5 @@ def why_merged(form: StoredForm) -> str | None:
     for column in form.schema.key_columns:
         if may_be_inexact(column) or column.spark_type.startswith("map<"):
             return f"its key has {column.name}, whose values {column.spark_type} may not hold"
-    taken = {ROUND, REMOVED, NEWEST} & {column.name for column in form.columns}
-    return f"it has a column {min(taken)}, which the table of changes needs" if taken else None
+    taken = {ROUND, REMOVED, NEWEST, BASE, CHANGES} & {column.name for column in form.columns}
+    return f"it has a column {min(taken)}, a name that the view needs" if taken else None

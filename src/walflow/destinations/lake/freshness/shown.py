@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.freshness.parts import NEWEST, REMOVED, ROUND, Parts
+from walflow.destinations.lake.freshness.parts import BASE, CHANGES, NEWEST, REMOVED, ROUND, Parts
 from walflow.spark.net import quoted
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ def shown(parts: Parts, base: str, changes: str) -> str:
     appended twice changes nothing.
     """
     columns = ", ".join(map(quoted, parts.columns))
+    # The two are called so as no column is: a column would be taken for it.
     return (
-        f"SELECT {columns} FROM {base} b\n"
-        f"WHERE NOT EXISTS (SELECT 1 FROM {changes} c WHERE {same_key(parts, 'b', 'c')})\n"
+        f"SELECT {columns} FROM {base} {BASE}\n"
+        f"WHERE NOT EXISTS (SELECT 1 FROM {changes} {CHANGES}"
+        f" WHERE {same_key(parts, BASE, CHANGES)})\n"
         "UNION ALL\n"
-        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) n\n"
+        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) {CHANGES}\n"
         f"WHERE {quoted(NEWEST)} = 1 AND NOT {quoted(REMOVED)}"
     )
 

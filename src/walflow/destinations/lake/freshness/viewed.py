@@ -39,6 +39,7 @@ from walflow.destinations.lake.owner import Owner, Stamp, check_owner
 from walflow.destinations.lake.rounds import Round
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.evolution import Evolution, NotFollowed
+from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
 from walflow.spark.net import literal
 
@@ -143,6 +144,7 @@ class ViewedTables:
         self._settle(spark, form.name)
         form = replace(form, more_properties=part_properties(form, uuid.uuid4().hex))
         copy(base_form(form))
+        failpoint("view.copied", form.name)
         self._replace_changes(spark, form, stamp)
         if self._format.look(spark, form.name) is not None:
             self._format.drop(spark, form.name)
