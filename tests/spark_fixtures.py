@@ -10,8 +10,8 @@ import pytest
 
 from tests.spark.clusters import ConnectServer, StandaloneCluster
 from walflow.config import SparkSettings
-from walflow.destinations.iceberg import EXTENSIONS
-from walflow.spark.jars import ICEBERG
+from walflow.destinations import delta, iceberg
+from walflow.spark.jars import DELTA, ICEBERG
 from walflow.spark.session import make_session, stop_session
 
 if TYPE_CHECKING:
@@ -27,14 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Local Spark with Iceberg, started when first asked for and ended with the run."""
+    """Local Spark with Iceberg and Delta, started when first asked for and ended with the run."""
     settings = SparkSettings(
         master="local[2]",
         driver_memory=os.environ.get("WALFLOW_TEST_DRIVER_MEMORY", "1g"),
         # Tests are short: half the start-up for some of the speed.
         conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
     )
-    session = make_session(settings, [ICEBERG], {"spark.sql.extensions": EXTENSIONS})
+    extensions = f"{iceberg.EXTENSIONS},{delta.EXTENSIONS}"
+    session = make_session(settings, [ICEBERG, DELTA], {"spark.sql.extensions": extensions})
     yield session
     stop_session(session)
 

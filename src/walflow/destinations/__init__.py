@@ -12,16 +12,19 @@ from urllib.parse import unquote, urlsplit
 
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
-from walflow.errors import BadUri, DestinationError
+from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from walflow.destinations.lake import LakeFormat
+    from walflow.spark.jars import Package
+
 __all__ = ["OpenDestination", "open_destination", "warehouse_of"]
 
-_KNOWN = ("iceberg",)
+_KNOWN = ("iceberg", "delta")
 """Formats of a lake, as URIs name them."""
 
 
@@ -58,26 +61,30 @@ def warehouse_of(uri: str) -> Path:
 
 
 def open_destination(
-    settings: Settings, source: str, *, spark: SparkSession | None = None, debug: bool = False
+    settings: Settings,
+    source: str,
+    *,
+    spark: SparkSession | None = None,
+    warm_up: bool = True,
+    debug: bool = False,
 ) -> OpenDestination:
     """Start Spark (unless a session is given) and open the destination that the settings name.
 
     ``source`` tells sources apart: a table that came from another one is not touched.
-    Warming up goes on in the background, so that it can overlap with the copy. With ``debug``,
-    what the JVM logs reaches the terminal.
+    Warming up goes on in the background, so that it can overlap with the copy; without
+    ``warm_up`` the first writes take seconds. With ``debug``, what the JVM logs reaches the
+    terminal.
     """
     warehouse = warehouse_of(settings.destination.uri)
     _check_writable(warehouse)
-    from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
-    from walflow.destinations.lake import LakeDestination, Owner, plan_of
-    from walflow.spark.jars import ICEBERG
+    from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
     from walflow.spark.session import make_session
 
-    format = IcebergFormat(str(warehouse), settings.destination.options)
+    format, extensions, package = _lake_format(settings, warehouse)
     owns_spark = spark is None
     if spark is None:
-        conf = {"spark.sql.extensions": EXTENSIONS, **format.session_conf}
-        spark = make_session(settings.spark, [ICEBERG], conf, debug=debug)
+        conf = {"spark.sql.extensions": extensions, **format.session_conf}
+        spark = make_session(settings.spark, [package], conf, debug=debug)
     mapping = TableMapping(settings.mapping)
     plans = {
         mapping.destination(TableName.parse(table)): plan_of(settings.apply, table)
@@ -85,12 +92,35 @@ def open_destination(
     }
     others = plan_of(settings.apply)
     owner = Owner(settings.name, source)
-    destination = LakeDestination(spark, format, owner, lambda name: plans.get(name, others))
-    if isinstance(destination, Startup):
+    destination = LakeDestination(
+        spark,
+        format,
+        owner,
+        lambda name: plans.get(name, others),
+        upkeep=upkeep_of(settings.maintenance),
+    )
+    if warm_up and isinstance(destination, Startup):
         threading.Thread(
             target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
         ).start()
     return OpenDestination(destination, spark, owns_spark)
+
+
+def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, Package]:
+    """The format that the URI names, and the extension and the jars that Spark needs for it."""
+    from walflow.destinations import delta, iceberg
+    from walflow.spark.jars import DELTA, ICEBERG
+
+    options = settings.destination.options
+    if urlsplit(settings.destination.uri).scheme == "iceberg":
+        return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
+    if options:
+        raise ConfigError(
+            "destination.options are settings of a catalog, and Delta tables are known by their "
+            "place alone",
+            hint="Leave them out; settings of Spark go into spark.conf.",
+        )
+    return delta.DeltaFormat(str(warehouse)), delta.EXTENSIONS, DELTA
 
 
 def _warm_up(destination: Startup) -> None:

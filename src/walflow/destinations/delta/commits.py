@@ -1,0 +1,121 @@
+"""What a Delta table's commits say of themselves, from the files of its log.
+
+SQL has it too (DESCRIBE HISTORY), for several jobs of Spark's each time; a commit is a small file
+of JSON, and the newest ones are all that is mostly asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from walflow.destinations.lake.owner import POSITION
+from walflow.model import Lsn
+
+__all__ = ["LOG", "Commit", "is_table", "newest_stamp", "newest_stamped", "readable_commits"]
+
+LOG = "_delta_log"
+_COMMIT_FILE = re.compile(r"(\d{20})\.json")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    version: int
+    committed: datetime
+    operation: str
+    parameters: Mapping[str, Any]
+    said: str | None
+    """What its writer let it say."""
+
+    @property
+    def position(self) -> Lsn | None:
+        """None if it is not one of ours."""
+        try:
+            said = json.loads(self.said or "null")
+        except ValueError:
+            return None
+        return Lsn.parse(said[POSITION]) if isinstance(said, dict) and POSITION in said else None
+
+
+def is_table(folder: Path) -> bool:
+    return bool(_versions(folder))
+
+
+def newest_stamped(folder: Path) -> Commit | None:
+    """The commit that says where the table is: the newest of ours, since others commit without a
+    position. None: there is none."""
+    restored: int | None = None
+    for commit in _newest_first(folder):
+        if restored is not None and commit.version > restored:
+            continue
+        if commit.position is not None:
+            return commit
+        if commit.operation == "RESTORE":
+            # Somebody has made the table again what it was: it is where it was then.
+            version = commit.parameters.get("version")
+            if version is None:
+                return None
+            restored = int(version)
+    return None
+
+
+def newest_stamp(folder: Path) -> str | None:
+    commit = newest_stamped(folder)
+    return None if commit is None else commit.said
+
+
+def readable_commits(folder: Path) -> list[Commit]:
+    """Those whose files are still there, oldest first."""
+    commits = list(_newest_first(folder))[::-1]
+    removed = max((_vacuumed(c) for c in commits if c.operation == "VACUUM START"), default=_EPOCH)
+    # What a version consists of goes when it has been out of use for long enough.
+    until = [commit.committed for commit in commits[1:]]
+    return [c for c, end in zip(commits, until, strict=False) if end >= removed] + commits[-1:]
+
+
+def _vacuumed(commit: Commit) -> datetime:
+    """Files that were out of use before this time were removed."""
+    millis = commit.parameters.get("specifiedRetentionMillis")
+    if millis is None:
+        millis = commit.parameters.get("defaultRetentionMillis", 0)
+    return commit.committed - timedelta(milliseconds=int(millis))
+
+
+def _versions(folder: Path) -> list[int]:
+    try:
+        names = [file.name for file in (folder / LOG).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(found[1]) for name in names if (found := _COMMIT_FILE.fullmatch(name)))
+
+
+def _newest_first(folder: Path) -> Iterator[Commit]:
+    for version in reversed(_versions(folder)):
+        try:
+            yield _read(folder / LOG / f"{version:020}.json", version)
+        except FileNotFoundError:
+            # Delta clears its log away from the old end on.
+            return
+
+
+def _read(file: Path, version: int) -> Commit:
+    info: dict[str, Any] = {}
+    with file.open(encoding="utf-8") as lines:
+        # It is the first, as Spark writes it.
+        for line in lines:
+            if "commitInfo" in (action := json.loads(line)):
+                info = action["commitInfo"]
+                break
+    return Commit(
+        version,
+        _EPOCH + timedelta(milliseconds=info.get("timestamp", 0)),
+        info.get("operation", ""),
+        info.get("operationParameters", {}),
+        info.get("userMetadata"),
+    )

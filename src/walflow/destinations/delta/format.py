@@ -1,0 +1,185 @@
+"""Delta, as a format of a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.destinations.delta import upkeep
+from walflow.destinations.delta.tables import (
+    SESSION_CONF,
+    all_properties,
+    alter_table,
+    carrying_on,
+    check_names,
+    create_table,
+    drop_table,
+    look_at_table,
+    owned_tables,
+    rename_table,
+    stamped,
+    table_folder,
+    table_identifier,
+)
+from walflow.destinations.lake.format import (
+    ColumnChanges,
+    Compaction,
+    Constant,
+    RowPlaces,
+    Stored,
+    Version,
+)
+from walflow.destinations.lake.forms import StoredForm
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.errors import DestinationError
+from walflow.model import Lsn, TableName
+from walflow.spark.net import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DeltaFormat"]
+
+
+class DeltaFormat:
+    """Tables ``<folder>/<schema>/<table>``; see LakeFormat. All of it is SQL, and so the same on
+    Spark Connect; the folder itself is looked through and cleared by this process."""
+
+    name = "delta"
+    keeps_views = False
+
+    def __init__(self, warehouse: str) -> None:
+        self.session_conf: Mapping[str, str] = SESSION_CONF
+        self._warehouse = Path(warehouse)
+
+    def opened(self, spark: SparkSession) -> None:
+        """There is nothing to open."""
+
+    def warm_copy(self, folder: str) -> DeltaFormat:
+        return DeltaFormat(folder)
+
+    def identifier(self, name: TableName) -> str:
+        return table_identifier(self._warehouse, name)
+
+    def make_namespace(self, spark: SparkSession, name: TableName) -> None:
+        """It is a folder, which the first table makes."""
+
+    def look(self, spark: SparkSession, name: TableName) -> Stored | None:
+        return look_at_table(spark, self._folder(name))
+
+    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
+        check_names(form.name, [column.name for column in form.columns])
+        create_table(spark, self.identifier(form.name), form, owner)
+
+    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+        """(No column is NOT NULL then: Spark cannot know that of rows that it has read.)"""
+        check_names(form.name, [column.name for column in form.columns])
+        writer = rows.writeTo(self.identifier(form.name))
+        for name, value in all_properties(form, stamp.owner).items():
+            writer = writer.tableProperty(name, value)
+        with stamped(rows.sparkSession, stamp):
+            writer.using("delta").createOrReplace()
+
+    def adopt(
+        self,
+        spark: SparkSession,
+        form: StoredForm,
+        files: Sequence[Path],
+        constants: Mapping[str, Constant],
+        stamp: Stamp,
+    ) -> bool:
+        """Never: CONVERT TO DELTA makes new tables only, and says no position."""
+        return False
+
+    def stamped(self, spark: SparkSession, stamp: Stamp) -> AbstractContextManager[None]:
+        return stamped(spark, stamp)
+
+    def append(self, rows: DataFrame, name: TableName) -> None:
+        rows.writeTo(self.identifier(name)).append()
+
+    def overwrite(self, rows: DataFrame, name: TableName) -> None:
+        rows.writeTo(self.identifier(name)).overwrite(sf.lit(True))
+
+    def touch(self, spark: SparkSession, name: TableName) -> None:
+        identifier = self.identifier(name)
+        spark.sql(f"INSERT INTO {identifier} SELECT * FROM {identifier} WHERE false")
+
+    @property
+    def places(self) -> RowPlaces:
+        """None that can be used: MERGE does not know them of a Delta table that it changes."""
+        error = DestinationError(
+            "Delta cannot tell equal rows apart, so changes and deletes of rows without a key "
+            "cannot be followed",
+            hint="Give the table a primary key (or a unique index as its replica identity), or "
+            "use Iceberg.",
+        )
+        error.retry = False
+        raise error
+
+    def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
+        identifier = self.identifier(name)
+        check_names(name, [*spark.table(identifier).columns, column])
+        with carrying_on(spark, self._folder(name)):
+            spark.sql(f"ALTER TABLE {identifier} ADD COLUMN {quoted(column)} {type}")
+
+    def change_columns(self, spark: SparkSession, name: TableName, changes: ColumnChanges) -> bool:
+        """Never: by SQL each change is a commit."""
+        return False
+
+    def alter(self, spark: SparkSession, name: TableName, *clauses: str) -> None:
+        alter_table(spark, self.identifier(name), clauses)
+
+    def rename(self, spark: SparkSession, name: TableName, new: TableName) -> bool:
+        return rename_table(self._folder(name), self._folder(new))
+
+    def rows(self, spark: SparkSession, name: TableName) -> int:
+        """(Delta counts them in its list of files.)"""
+        return spark.table(self.identifier(name)).count()
+
+    def name_in_view(self, name: TableName) -> str:
+        return self.identifier(name)
+
+    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
+        raise NotImplementedError("tables that are known by their place have no views")
+
+    def drop_view(self, spark: SparkSession, name: TableName) -> None:
+        raise NotImplementedError("tables that are known by their place have no views")
+
+    def drop(self, spark: SparkSession, name: TableName) -> None:
+        drop_table(self._folder(name))
+
+    def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
+        return owned_tables(spark, self._warehouse, owner)
+
+    def as_of(self, name: TableName, version: int) -> str:
+        return f"{self.identifier(name)} VERSION AS OF {version}"
+
+    def versions(self, spark: SparkSession, name: TableName) -> list[Version]:
+        return upkeep.versions(self._folder(name))
+
+    def versions_at(
+        self, spark: SparkSession, positions: Mapping[TableName, Lsn]
+    ) -> dict[TableName, int]:
+        found = {name: upkeep.version_at(self._folder(name), at) for name, at in positions.items()}
+        return {name: version for name, version in found.items() if version is not None}
+
+    def compact(
+        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
+    ) -> bool:
+        return upkeep.compact(spark, self._folder(name), policy)
+
+    def expire(
+        self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime
+    ) -> None:
+        upkeep.expire(spark, self._folder(name), versions)
+
+    def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
+        upkeep.remove_orphans(spark, self._folder(name), before)
+
+    def _folder(self, name: TableName) -> Path:
+        return table_folder(self._warehouse, name)

@@ -1,0 +1,237 @@
+"""Delta tables of ours: where they are, their form, who owns them, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.destinations.delta.commits import LOG, is_table, newest_stamp, newest_stamped
+from walflow.destinations.delta.names import folder_names, name_of_folder
+from walflow.destinations.lake.format import Stored
+from walflow.destinations.lake.forms import StoredForm, table_properties
+from walflow.destinations.lake.owner import Owner, Stamp, is_owned
+from walflow.errors import DestinationError
+from walflow.evolution import NotFollowed
+from walflow.model import TableName
+from walflow.spark.net import literal, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "EXTENSIONS",
+    "SESSION_CONF",
+    "all_properties",
+    "alter_table",
+    "carrying_on",
+    "check_names",
+    "create_table",
+    "drop_table",
+    "identifier_of",
+    "look_at_table",
+    "owned_tables",
+    "rename_table",
+    "stamped",
+    "table_folder",
+    "table_identifier",
+]
+
+EXTENSIONS = "io.delta.sql.DeltaSparkSessionExtension"
+
+_DROPPED = ".dropped-"
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+SESSION_CONF = {
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A round that comes to nothing has a position all the same.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # What a round merges is computed once already, and read from there. Delta fears for sources
+    # that were cached over a Delta table, of which a later read may see another version; ours are
+    # files of the change log, which do not change, and rows that are at hand.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    "spark.databricks.delta.merge.failSourceCachedAfterMaterialization": "false",
+    # A table's list of files is short: more tasks than one only cost.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.writeChecksumFile.enabled": "false",
+    # A MERGE is many small jobs. Without these they are fewer, and each is planned once.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": str(10 << 20),
+    # How long former versions are kept is our policy's to say, and a VACUUM tells what it removed.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "true",
+    # In as many tasks VACUUM looks through a table's folder; by itself, ten thousand.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+}
+"""What a session needs for rounds on Delta tables; some of it is the opposite of what Iceberg's
+do."""
+
+_PROPERTIES = {
+    # An update marks the old row and appends the new one.
+    "delta.enableDeletionVectors": "true",
+    # Columns can be renamed and dropped, and have any name.
+    "delta.columnMapping.mode": "name",
+    "delta.enableTypeWidening": "true",
+    # Delta lets a column of the type be added only to a table that was made with this.
+    "delta.feature.timestampNtz": "supported",
+}
+
+# Changes of a column's type that Delta does not make.
+_OTHER_TYPE = ("DELTA_UNSUPPORTED_ALTER_TABLE_CHANGE_COL_OP", "NOT_SUPPORTED_CHANGE_COLUMN")
+
+_logger = structlog.get_logger(__name__)
+
+
+def table_folder(warehouse: Path, name: TableName) -> Path:
+    schema, table = folder_names(name)
+    return warehouse / schema / table
+
+
+def identifier_of(folder: Path) -> str:
+    """The name of the folder's table in Spark SQL: its place is enough, no catalog needs to know
+    it."""
+    return f"delta.{quoted(str(folder))}"
+
+
+def table_identifier(warehouse: Path, name: TableName) -> str:
+    """The table's name in Spark SQL."""
+    return identifier_of(table_folder(warehouse, name))
+
+
+def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
+    return {**_PROPERTIES, **owner.properties, **table_properties(form)}
+
+
+def check_names(table: TableName, columns: Sequence[str]) -> None:
+    """DestinationError if Delta takes two of the columns for the same."""
+    folded = Counter(name.lower() for name in columns)
+    alike = [name for name in columns if folded[name.lower()] > 1]
+    if not alike:
+        return
+    error = DestinationError(
+        f"{table} has columns whose names differ by case alone, which Delta takes for the same: "
+        + ", ".join(alike),
+        hint="Rename all but one of them at the source (or, if one is walflow's own, that: "
+        "apply.change_type_column and the like), or use Iceberg, which tells them apart.",
+    )
+    error.retry = False
+    raise error
+
+
+def create_table(spark: SparkSession, identifier: str, form: StoredForm, owner: Owner) -> None:
+    """Make the empty table."""
+    properties = ", ".join(
+        f"{literal(name)} = {literal(value)}" for name, value in all_properties(form, owner).items()
+    )
+    spark.sql(f"CREATE TABLE {identifier} ({form.ddl}) USING delta TBLPROPERTIES ({properties})")
+
+
+def alter_table(spark: SparkSession, identifier: str, clauses: Sequence[str]) -> None:
+    """One commit a clause. NotFollowed: Delta cannot give a column that type."""
+    for clause in clauses:
+        try:
+            spark.sql(f"ALTER TABLE {identifier} {clause}")
+        except Exception as error:
+            if any(condition in str(error) for condition in _OTHER_TYPE):
+                raise NotFollowed(f"Delta has no way to {clause}") from error
+            raise
+
+
+def rename_table(folder: Path, new: Path) -> bool:
+    """Its folder is its name; False if something is in the way."""
+    if new.exists():
+        return False
+    new.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(new)
+    return True
+
+
+def drop_table(folder: Path) -> None:
+    """Remove the table with its files, if it is there: Delta itself drops no table that is known
+    by its place alone."""
+    # In one step it is no table any more; a process that died after that leaves the rest to us.
+    if folder.exists():
+        folder.rename(folder.with_name(f"{_DROPPED}{uuid.uuid4()}"))
+    for dropped in folder.parent.glob(f"{_DROPPED}*"):
+        shutil.rmtree(dropped, ignore_errors=True)
+
+
+def owned_tables(spark: SparkSession, warehouse: Path, owner: Owner) -> list[TableName]:
+    """The tables in the folder that are the owner's."""
+    found = []
+    for log in sorted(warehouse.glob(f"*/*/{LOG}")):
+        schema, table = (name_of_folder(name) for name in log.parent.parts[-2:])
+        if schema is not None and table is not None and _is_owned(spark, log.parent, owner):
+            found.append(TableName(schema, table))
+    return found
+
+
+def _is_owned(spark: SparkSession, folder: Path, owner: Owner) -> bool:
+    identifier = identifier_of(folder)
+    try:
+        properties = _properties(spark, identifier)
+    except Exception as error:
+        # Somebody's table that is damaged must not stand in the way.
+        _logger.warning(
+            "it cannot be told whose a table is",
+            table=identifier,
+            error=str(error).strip().partition("\n")[0],
+        )
+        return False
+    return is_owned(owner, properties)
+
+
+def _properties(spark: SparkSession, identifier: str) -> dict[str, str]:
+    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
+    return {row["key"]: row["value"] for row in rows}
+
+
+def look_at_table(spark: SparkSession, folder: Path) -> Stored | None:
+    """None when there is no such table."""
+    if not is_table(folder):
+        return None
+    identifier = identifier_of(folder)
+    columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
+    commit = newest_stamped(folder)
+    position = None if commit is None else commit.position
+    return Stored(position, columns, _properties(spark, identifier))
+
+
+@contextmanager
+def stamped(spark: SparkSession, stamp: Stamp) -> Iterator[None]:
+    """What this session commits inside carries the stamp."""
+    with _saying(spark, json.dumps(stamp.properties)):
+        yield
+
+
+@contextmanager
+def carrying_on(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """What this session commits inside says that the table is where it was before, whatever the
+    session is stamped with: in Delta a change of form is a commit like any other."""
+    with _saying(spark, newest_stamp(folder)):
+        yield
+
+
+@contextmanager
+def _saying(spark: SparkSession, text: str | None) -> Iterator[None]:
+    before = spark.conf.get(_USER_METADATA, None)
+    _say(spark, text)
+    try:
+        yield
+    finally:
+        _say(spark, before)
+
+
+def _say(spark: SparkSession, text: str | None) -> None:
+    if text is None:
+        spark.conf.unset(_USER_METADATA)
+    else:
+        spark.conf.set(_USER_METADATA, text)
