@@ -25,7 +25,7 @@ from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, Tab
 from walflow.spark.net import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ARROW: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -272,7 +272,11 @@ def reading_session(
 
 def stored_rows(session: SparkSession, schema: TableSchema) -> list[Row]:
     """The table's rows in the reference's form, without what only the lake has."""
-    table = session.table(table_identifier(schema.name))
+    return rows_of(session.table(table_identifier(schema.name)), schema)
+
+
+def rows_of(table: DataFrame, schema: TableSchema) -> list[Row]:
+    """So too, of whatever shows the table."""
     names = [*schema.column_names, *({EXACT} & set(table.columns))]
     rows = table.select(*map(quoted, names)).toArrow().to_pylist(maps_as_pydicts=None)
     return [_as_reference(row) for row in rows]

@@ -19,6 +19,7 @@ from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
 from walflow.cli.run import run
 from walflow.cli.status import status
+from walflow.cli.view_sql import view
 
 __all__ = ["main", "walflow"]
 
@@ -34,7 +35,7 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-for command in (run, status, retry, rollback, resync, drop, demo, bench):
+for command in (run, status, view, retry, rollback, resync, drop, demo, bench):
     walflow.add_command(command)
 
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from walflow.errors import UnknownTable
 from walflow.model import TableName
 
-__all__ = ["find_table"]
+__all__ = ["find_table", "read_name"]
 
 _PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
 _NAME = re.compile(rf"(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})")
@@ -37,6 +37,16 @@ def find_table(text: str, known: Collection[TableName]) -> TableName:
             hint="Say which: " + " or ".join(shlex.quote(name.quoted) for name in literal),
         )
     raise UnknownTable(f"The pipeline has no table {text}.", hint=_closest(text, known))
+
+
+def read_name(text: str) -> TableName:
+    """The table that the text means if none are known to choose from. Raises UnknownTable."""
+    for meant in _readings(text):
+        return meant
+    raise UnknownTable(
+        f"{text} is not the name of a table.",
+        hint="Say schema.table; names with dots or quotes in them as in SQL, in double quotes.",
+    )
 
 
 def _readings(text: str) -> Iterable[TableName]:

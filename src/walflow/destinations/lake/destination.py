@@ -339,11 +339,17 @@ class LakeDestination:
             if stored is not None and parts is not None and stored.position is not None:
                 self._viewed.fold(spark, parts, stored.position)
 
-    def view_query(self, name: TableName) -> str | None:
-        """The query that shows the table, whoever owns it; None: it is a table that shows itself,
-        or there is none."""
+    def reading_query(self, name: TableName) -> str | None:
+        """The query that gives the table's rows, whoever owns it: if a view shows it, what the view
+        is, or would be if the catalog kept views. None: there is no such table."""
+        identifier = self._format.identifier
         with self._session(name) as spark:
-            return self._viewed.select(spark, name)
+            if self._format.look(spark, name) is not None:
+                return f"SELECT * FROM {identifier(name)}"
+            parts = Parts.of(name, self._viewed.anyones(spark, name))
+        if parts is None:
+            return None
+        return shown(parts, identifier(parts.base), identifier(parts.changes))
 
     def _merged_for_good(
         self, spark: SparkSession, table: TableSchema, stored: Stored

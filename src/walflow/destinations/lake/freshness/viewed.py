@@ -34,8 +34,8 @@ from walflow.destinations.lake.freshness.parts import (
     stored_parts,
     why_merged,
 )
-from walflow.destinations.lake.freshness.shown import show, shown
-from walflow.destinations.lake.owner import Owner, Stamp, check_owner
+from walflow.destinations.lake.freshness.shown import show
+from walflow.destinations.lake.owner import Owner, Stamp, check_owner, is_owned
 from walflow.destinations.lake.rounds import Round
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.evolution import Evolution, NotFollowed
@@ -62,7 +62,14 @@ class ViewedTables:
     # What there is.
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """The parts as one table; None: there are none, or not of one copy."""
+        """The parts as one table; None: there are none, or not of one copy. DestinationForeign if
+        they are not ours."""
+        if (stored := self.anyones(spark, name)) is not None:
+            check_owner(self._format.identifier(base_of(name)), self._owner, stored.properties)
+        return stored
+
+    def anyones(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """So too, whoever owns them."""
         base = self._part(spark, base_of(name), name)
         return base and stored_parts(base, self._part(spark, changes_of(name), name))
 
@@ -70,15 +77,6 @@ class ViewedTables:
         """Get the table ready to be followed: its view may be missing after a crash."""
         show(self._format, spark, parts)
         self._count(spark, parts)
-
-    def select(self, spark: SparkSession, name: TableName) -> str | None:
-        """The query that the view is, or would be; None: the table is none that a view shows."""
-        parts = Parts.of(name, self.look(spark, name))
-        if parts is None:
-            return None
-        return shown(
-            parts, self._format.identifier(parts.base), self._format.identifier(parts.changes)
-        )
 
     def whole(self, spark: SparkSession, names: Iterable[TableName]) -> list[TableName]:
         """The tables that these are, or are parts of."""
@@ -103,10 +101,11 @@ class ViewedTables:
 
     def _part(self, spark: SparkSession, part: TableName, whole: TableName) -> Stored | None:
         stored = self._format.look(spark, part)
-        if stored is None or stored.properties.get(PART_OF) != str(whole):
-            return None
-        check_owner(self._format.identifier(part), self._owner, stored.properties)
-        return stored
+        return stored if stored and stored.properties.get(PART_OF) == str(whole) else None
+
+    def _own_part(self, spark: SparkSession, part: TableName, whole: TableName) -> bool:
+        stored = self._part(spark, part, whole)
+        return stored is not None and is_owned(self._owner, stored.properties)
 
     # Copies.
 
@@ -258,14 +257,14 @@ class ViewedTables:
 
     def hide(self, spark: SparkSession, name: TableName) -> None:
         """Give the view's name free, if there is a view of ours."""
-        if self._format.keeps_views and self._part(spark, base_of(name), name) is not None:
+        if self._format.keeps_views and self._own_part(spark, base_of(name), name):
             self._format.drop_view(spark, name)
 
     def drop_parts(self, spark: SparkSession, name: TableName) -> None:
         """Remove the parts, if they are there and ours; the view is hidden."""
         # The base last: by it the view is known to be ours.
         for part in (changes_of(name), base_of(name)):
-            if self._part(spark, part, name) is not None:
+            if self._own_part(spark, part, name):
                 self._format.drop(spark, part)
         self._unfolded.forget(name)
 
