@@ -165,9 +165,10 @@ class TableReplicationState:
     """Failures since the last success."""
     error: TableError | None = None
     membership: Membership = field(default_factory=Membership)
-    changing: Lsn | None = None
-    """The version of the form that the destination's table is being brought from, while it is not
-    known to have the newest one."""
+    form: Lsn = Lsn(0)
+    """The version of the form that the destination's table has; 0: not known."""
+    changing: bool = False
+    """Whether it is being brought from that form to the newest one, as far as is known."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -181,12 +182,13 @@ class TableReplicationState:
             "attempts": self.attempts,
             "error": None if self.error is None else self.error.to_dict(),
             "membership": self.membership.to_dict(),
-            "changing": None if self.changing is None else int(self.changing),
+            "form": int(self.form),
+            "changing": self.changing,
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        error, changing = raw["error"], raw.get("changing")
+        error = raw["error"]
         return cls(
             table=TableName(raw["schema"], raw["name"]),
             phase=Phase(raw["phase"]),
@@ -197,7 +199,8 @@ class TableReplicationState:
             attempts=raw["attempts"],
             error=None if error is None else TableError.from_dict(error),
             membership=Membership.from_dict(raw["membership"]),
-            changing=None if changing is None else Lsn(changing),
+            form=Lsn(raw.get("form", 0)),
+            changing=raw.get("changing", False),
         )
 
 

@@ -312,6 +312,7 @@ def test_forms_that_meet_with_hindrance(
 ) -> None:
     tables = (
         *("rekeyed", "rekeyed_at_once", "trusted", "vacuumed", "not_followed", "impossible"),
+        "interrupted",
         *("raised_before", "raised_after", "killed", "moving", "refused"),
     )
     make(database, *tables)
@@ -322,7 +323,8 @@ def test_forms_that_meet_with_hindrance(
     shelf, go_on = Hindered(), threading.Event()
     set_failpoints(
         "evolve.change[public.raised_before]@1=raise; evolve.changed[public.raised_after]@1=raise;"
-        " evolve.change[public.killed]@1=raise; evolve.changed[public.killed]=raise"
+        " evolve.change[public.killed]@1=raise; evolve.changed[public.killed]=raise;"
+        " apply.write[public.interrupted]@1=raise"
     )
     with running(settings, spark, destination=shelf) as pipeline:
         files = wait_phase(pipeline, "vacuumed", Phase.READY).schema.filenodes
@@ -343,6 +345,10 @@ def test_forms_that_meet_with_hindrance(
                 f"ALTER TABLE {table} ADD COLUMN n int DEFAULT 3"
                 for table in ("not_followed", "impossible", "raised_before", "raised_after")
             ),
+            # The table has its new form already, when both come again.
+            "BEGIN; UPDATE interrupted SET v = 'before' WHERE id < 3;"
+            " ALTER TABLE interrupted ADD COLUMN n int DEFAULT 3;"
+            " UPDATE interrupted SET n = 4 WHERE id = 1; COMMIT",
             "ALTER TABLE killed RENAME COLUMN v TO w",
             "UPDATE killed SET w = 'under the second name' WHERE id = 2",
             *(
@@ -370,7 +376,15 @@ def test_forms_that_meet_with_hindrance(
             pipeline.check,
         )
         database.execute("ALTER TABLE vacuumed ADD COLUMN n int")
-        once = ("rekeyed", "trusted", "vacuumed", "raised_before", "raised_after", "late")
+        once = (
+            "interrupted",
+            "rekeyed",
+            "trusted",
+            "vacuumed",
+            "raised_before",
+            "raised_after",
+            "late",
+        )
         assert_followed(pipeline, shelf, database, once)
         assert_followed(
             pipeline, shelf, database, dict.fromkeys(("rekeyed_at_once", "not_followed"), 2)

@@ -48,7 +48,8 @@ class FirstStates:
         if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
             # What was read so far knows its own form.
             return replace(table.schema, name=state.table)
-        known = self.store.get_table_schema(oid) or (None if table is None else table.schema)
+        at = state.form if state.form and not state.changing else None
+        known = self.store.get_table_schema(oid, at) or (None if table is None else table.schema)
         if known is None:
             return TableSchema(oid, state.table, (), ())
         return replace(known, name=state.table)

@@ -12,11 +12,12 @@ import structlog
 
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, Positioned
-from walflow.errors import SourceError, WalflowError
+from walflow.errors import SourceError
 from walflow.mapping import TableMapping, check_apart, conflict
 from walflow.model import Lsn, Phase, TableSchema
+from walflow.pipeline.comparing import Comparer, in_conflict, is_passing
 from walflow.pipeline.dispatching import Dispatcher
-from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.evolving import Evolver
 from walflow.pipeline.first_states import FirstStates
 from walflow.pipeline.moving_out import MovingOut
 from walflow.pipeline.phases import FOLLOWED
@@ -25,7 +26,7 @@ from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import TableError, TableReplicationState, stands_at
+from walflow.states import TableReplicationState, stands_at
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]
@@ -35,8 +36,6 @@ _LOOK_AGAIN_SECONDS = 10.0
 """When a table is set aside for a reason that no fingerprint shows the end of."""
 _ANSWER_SECONDS = 0.05
 """The source mostly answers at once; when it does not, the answer is taken at a later turn."""
-_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
-"""Errors that another look at the publication may find gone."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -66,8 +65,8 @@ class Joiner:
         self._destination = destination
         self._tables = tables
         self._reader = reader
-        self._evolver = evolver
         self._dispatcher = dispatcher
+        self._comparer = Comparer(mapping, tables, evolver, destination)
         self._first = FirstStates(mapping, store, log, destination)
         self._looked = self._compared = 0.0
         self._fingerprint = ""
@@ -135,7 +134,7 @@ class Joiner:
             {
                 table.name: self._mapping.destination(table.name)
                 for oid, table in published.items()
-                if oid not in stored or not _in_conflict(stored[oid].error)
+                if oid not in stored or not in_conflict(stored[oid].error)
             }
         )
 
@@ -188,7 +187,7 @@ class Joiner:
             for other in self._tables.all()
             if other.schema.oid != oid
             and other.destination == state.destination
-            and not _in_conflict(other.error)
+            and not in_conflict(other.error)
         ]
         if rivals:
             raise conflict((state.name, *rivals), state.destination)
@@ -212,7 +211,7 @@ class Joiner:
                 or overtaken
                 or (
                     now - self._compared >= _LOOK_AGAIN_SECONDS
-                    and any(_is_passing(state.error) for state in self._tables.all())
+                    and any(is_passing(state.error) for state in self._tables.all())
                 )
             )
             since = None if all_of_it else self._fingerprint
@@ -242,13 +241,13 @@ class Joiner:
 
     def _compare_and_note(self, news: News) -> None:
         assert news.tables is not None
-        done = self._compare(news.tables, news.position)
+        done = self._compare(news.tables, news.began, news.ended)
         self._fingerprint = news.fingerprint if done else ""
 
-    def _compare(self, tables: Collection[PublishedTable], position: Lsn) -> bool:
+    def _compare(self, tables: Collection[PublishedTable], began: Lsn, ended: Lsn) -> bool:
         """Bring what is followed in line with what is published; False: not all of it, yet.
 
-        ``position``: what made the tables so is before it in the source's log.
+        ``began`` and ``ended``: between which positions the tables were looked at (see News).
         """
         self._mapping.warn_of_unused(table.name for table in tables)
         published = {table.schema.oid: table for table in tables}
@@ -257,29 +256,28 @@ class Joiner:
             reasons = {oid: why for oid, why in self._outgrown.items() if oid in published}
         for oid, table in published.items():
             if oid in states and oid not in reasons:
-                reason = self._changed(states[oid], table)
+                reason = self._comparer.why_copied_again(states[oid], table, began)
                 if reason is not None:
                     reasons[oid] = reason
-        renamed = {
-            oid
-            for oid in states.keys() & published.keys() - reasons.keys()
-            if self._has_other_name(states[oid], published[oid])
-        }
         for oid in self._moving_out.dropping & published.keys():
             # It is published again; what it had in the destination is gone, or soon will be.
             reasons.setdefault(oid, "it was not published for a time")
+        renamed = {
+            oid
+            for oid in states.keys() & published.keys() - reasons.keys()
+            if self._comparer.has_other_name(states[oid], published[oid])
+        }
         gone = states.keys() - published.keys()
         # All of them first: tables may have exchanged their names, and no two may be at work on
         # one table of the destination.
         working = {oid for oid in (gone | reasons.keys() | renamed) if not self._withdraw(oid)}
         for oid in renamed - working:
             reason = self._rename(states[oid], published[oid])
+            states[oid] = self._tables.get(oid) or states[oid]
             if reason is not None:
                 reasons[oid] = reason
-            elif self._moving_out.has(oid):
+            elif self._comparer.has_other_name(states[oid], published[oid]):
                 working.add(oid)
-            else:
-                states[oid] = self._tables.get(oid) or states[oid]
         working |= {
             oid
             for oid in reasons.keys() - working
@@ -292,7 +290,8 @@ class Joiner:
             if oid in working:
                 continue
             if oid in states and oid not in reasons:
-                done &= self._go_on(states[oid], table, tables, position)
+                done &= self._go_on(states[oid], table, tables)
+                done &= self._follow(states[oid], table.schema, began, ended)
             elif self._mapping.destination(table.name) in taken:
                 done = False
             elif oid in states:
@@ -303,41 +302,9 @@ class Joiner:
                 self._admit(table, tables)
         return done
 
-    def _changed(self, state: TableState, table: PublishedTable) -> str | None:
-        """Why the table has to be copied again; None: it need not."""
-        if self._has_other_name(state, table) and not self._can_be_renamed(state, table):
-            if state.name != table.name:
-                return f"it was {state.name}"
-            return f"the destination's name for it was {state.destination}"
-        phase = stands_at(state)
-        if phase is Phase.INIT:
-            return None  # the copy looks at the table as it is when it begins
-        if not state.membership.continues(table.membership):
-            return "it is published in another way"
-        if phase is Phase.DATA_SYNC or (state.changing is not None and state.waits_for_operator):
-            # It is read in one form; and one that the destination refused may be gone again.
-            return None if state.schema.same_columns(table.schema) else "its form has changed"
-        try:
-            self._evolver.way(state.schema, table.schema)
-        except Outgrown as outgrown:
-            return outgrown.reason
-        return None
-
-    def _has_other_name(self, state: TableState, table: PublishedTable) -> bool:
-        destination = self._mapping.destination(table.name)
-        return (state.name, state.destination) != (table.name, destination)
-
-    def _can_be_renamed(self, state: TableState, table: PublishedTable) -> bool:
-        destination = self._mapping.destination(table.name)
-        if stands_at(state) not in FOLLOWED or _in_conflict(state.error):
-            return False
-        if destination == state.destination:
-            return True
-        others = {other.destination for other in self._tables.all()}
-        return self._moving_out.can_rename() and destination not in others
-
     def _rename(self, state: TableState, table: PublishedTable) -> str | None:
-        """Why the table has to be copied after all. None: it has its name, or will have it."""
+        """Why the table has to be copied after all. None: it has its name, or will have it, or
+        has got one that it had meanwhile."""
         name, destination = table.name, self._mapping.destination(table.name)
         if destination != state.destination:
             ended = self._moving_out.rename(state, name, destination)
@@ -362,11 +329,7 @@ class Joiner:
             self._outgrown.pop(oid, None)
 
     def _go_on(
-        self,
-        state: TableState,
-        table: PublishedTable,
-        tables: Collection[PublishedTable],
-        position: Lsn,
+        self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
     ) -> bool:
         """See to a table that need not be copied again; False if that has to wait."""
         oid = table.schema.oid
@@ -378,22 +341,27 @@ class Joiner:
                 return False
             self._withdrawn.discard(oid)
             self._dispatcher.dispatch(oid, table.bytes)
-        elif _is_passing(state.error) and self._refusal(table, tables) is None:
+        elif is_passing(state.error) and self._comparer.refusal(table, tables) is None:
             if self._dispatcher.has(oid):
                 return False
             self._dispatcher.retry(oid)
-        self._follow(state, table.schema, position)
         return True
 
-    def _follow(self, state: TableState, form: TableSchema, position: Lsn) -> None:
-        """Have the table brought to the form that it has now, also if no change shows it."""
-        if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC):
-            return
+    def _follow(self, state: TableState, form: TableSchema, began: Lsn, ended: Lsn) -> bool:
+        """Have the table brought to the form that it has now, also if no change shows it. False if
+        the form is not sure to be newer than the one that is known."""
         since = state.schema.version
-        if replace(form, name=state.name, version=since) != state.schema:
-            # Just before the position, as has every form of which there are rows.
-            form = replace(form, name=state.name, version=Lsn(position - 1))
-            self._dispatcher.follow(form.oid, form, position, since)
+        if (
+            stands_at(state) in (Phase.INIT, Phase.DATA_SYNC)
+            or replace(form, name=state.name, version=since) == state.schema
+        ):
+            return True
+        if since >= began:
+            return False
+        # Just before the position, as has every form of which there are rows.
+        form = replace(form, name=state.name, version=Lsn(ended - 1))
+        self._dispatcher.follow(form.oid, form, ended, since)
+        return True
 
     def _change(
         self,
@@ -424,30 +392,11 @@ class Joiner:
 
     def _admit(self, table: PublishedTable, tables: Collection[PublishedTable]) -> None:
         oid = table.schema.oid
-        refusal = self._refusal(table, tables)
+        refusal = self._comparer.refusal(table, tables)
         if refusal is not None:
             self._dispatcher.failed(oid, refusal)
         else:
             self._dispatcher.dispatch(oid, table.bytes)
-
-    def _refusal(
-        self, table: PublishedTable, tables: Collection[PublishedTable]
-    ) -> WalflowError | None:
-        """Why the table cannot be taken in as things are."""
-        if table.problem is not None:
-            return table.problem
-        destination = self._mapping.destination(table.name)
-        rivals = []
-        for other in tables:
-            state = self._tables.get(other.schema.oid)
-            if (
-                state is not None
-                and other.schema.oid != table.schema.oid
-                and self._mapping.destination(other.name) == destination
-                and not _in_conflict(state.error)
-            ):
-                rivals.append(other.name)
-        return conflict((table.name, *rivals), destination) if rivals else None
 
     def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
         """The table is no longer published; if it comes back, it must be copied. False: ask
@@ -474,7 +423,7 @@ class Joiner:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
         needed = {self._mapping.destination(table.name) for table in tables}
         if not self._moving_out.has(state.schema.oid) and (
-            state.destination in needed or _in_conflict(state.error)
+            state.destination in needed or in_conflict(state.error)
         ):
             return True
         return self._moving_out.drop(state)
@@ -482,12 +431,3 @@ class Joiner:
     def close(self) -> None:
         """Wait for what is under way. Repeats safely."""
         self._pool.shutdown()
-
-
-def _is_passing(error: TableError | None) -> bool:
-    return error is not None and error.code in _PASSING
-
-
-def _in_conflict(error: TableError | None) -> bool:
-    """Whether a table was set aside for its name: then it has no table of the destination."""
-    return error is not None and error.code == "MappingConflict"

@@ -89,9 +89,6 @@ class MovingOut:
 
     # Renaming.
 
-    def can_rename(self) -> bool:
-        return isinstance(self._destination, RenamesTables)
-
     def rename(self, state: TableState, name: TableName, destination: TableName) -> Renaming | None:
         """Have the destination's table renamed. None while it is under way; then how it ended,
         which may be with the names of an earlier call."""

@@ -13,7 +13,13 @@ import psycopg
 import structlog
 
 from walflow.config import TypeSettings
-from walflow.errors import ConnectionLost, SourceError, Stopped, TableLocked
+from walflow.errors import (
+    ConnectionLost,
+    PublicationChanged,
+    SourceError,
+    Stopped,
+    TableLocked,
+)
 from walflow.model import Lsn
 from walflow.source.catalog import PublishedTable, published_tables
 from walflow.source.closing import Closing
@@ -24,6 +30,7 @@ __all__ = ["News", "Published"]
 
 _CANCEL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
+_LOOKS = 10
 
 _Answer = TypeVar("_Answer")
 
@@ -35,8 +42,10 @@ class News:
     fingerprint: str
     tables: list[PublishedTable] | None
     """What is published, not older than the fingerprint; None: as it was."""
-    position: Lsn
-    """What made ``tables`` as they are is before it in the source's log."""
+    began: Lsn = Lsn(0)
+    """What was done to the tables before this position of the source's log is seen in them."""
+    ended: Lsn = Lsn(0)
+    """What is seen in them was done before this position."""
 
 
 @source_errors("see how far the source's log reaches")
@@ -73,9 +82,20 @@ class Published(Closing):
         """What is published, if that has changed since this fingerprint (None: in any case)."""
         fingerprint = self.fingerprint()
         if fingerprint == since:
-            return News(fingerprint, None, Lsn(0))
-        tables = self.read()
-        return News(fingerprint, tables, self._ask(_log_position))
+            return News(fingerprint, None)
+        for _ in range(_LOOKS):
+            began = self._ask(_log_position)
+            tables = self.read()
+            ended = self._ask(_log_position)
+            before, fingerprint = fingerprint, self.fingerprint()
+            # Who alters a table keeps it locked until all see what was done. So `read` would have
+            # met a lock, or there is something new now, if that was in the log before it began.
+            if fingerprint == before:
+                return News(fingerprint, tables, began, ended)
+        raise PublicationChanged(
+            "Could not see what is published, because tables are altered all the time",
+            hint="It is read again.",
+        )
 
     def _ask(self, question: Callable[[Session], _Answer]) -> _Answer:
         with self._lock:

@@ -84,7 +84,8 @@ class TableState:
             attempts=self.attempts,
             error=self.error,
             membership=self.membership,
-            changing=self.changing,
+            form=self.schema.version if self.changing is None else self.changing,
+            changing=self.changing is not None,
         )
 
     def with_stored(self, stored: TableReplicationState) -> TableState:
@@ -98,7 +99,7 @@ class TableState:
             attempts=stored.attempts,
             error=stored.error,
             membership=stored.membership,
-            changing=stored.changing,
+            changing=stored.form if stored.changing else None,
         )
 
 
@@ -209,7 +210,7 @@ class Tables:
         now = time.time()
         stored = {
             oid: replace(
-                state, phase=Phase.INIT, since=now, position=Lsn(0), error=None, changing=None
+                state, phase=Phase.INIT, since=now, position=Lsn(0), error=None, changing=False
             )
             for oid, state in self._store.get_table_replication_states().items()
         }
@@ -226,8 +227,7 @@ class Tables:
         """The destination's table is about to get this form."""
         with self._moving[oid]:
             before = self._known(oid)
-            # In this order: who finds a new form in the store, and does not know that it is only
-            # about to be, would take the table for one that has it.
+            # The one without the other says that nothing has happened yet.
             self._persist(before, changing=before.schema.version)
             return self._with_schema(oid, schema)
 
@@ -239,7 +239,10 @@ class Tables:
     def adopt(self, oid: int, schema: TableSchema) -> TableState:
         """The destination's table has this form as it is."""
         with self._moving[oid]:
-            return self._with_schema(oid, schema)
+            state = self._with_schema(oid, schema)
+            with self._lock:
+                self._unsaved.add(oid)
+            return state
 
     def rename(self, oid: int, name: TableName, destination: TableName) -> TableState:
         """The table, and what the destination has of it, have other names."""
@@ -260,7 +263,8 @@ class Tables:
         with self._moving[oid]:
             stored = self._store.rollback_table_replication_state(oid)
             # The form that the destination's table had then, if there was one.
-            form = self._store.get_table_schema(oid, stored.position)
+            at = None if stored.changing else stored.form or stored.position
+            form = self._store.get_table_schema(oid, at)
             with self._lock:
                 now = self._states[oid]
                 schema = replace(form or now.schema, name=stored.table)

@@ -54,6 +54,8 @@ ERRORED = TableReplicationState(
         relations=frozenset({(16384, 0), (16390, 751)}),
         came_empty=frozenset({16390}),
     ),
+    form=Lsn.parse("16/B374D800"),
+    changing=True,
 )
 
 
