@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from walflow.model import Column, PgType, TableSchema
 
-__all__ = ["Evolution", "NotFollowed", "evolution"]
+__all__ = ["Evolution", "NotFollowed", "evolution", "widens"]
 
 _TEXT, _VARCHAR, _NAME, _UUID, _JSON, _JSONB = 25, 1043, 19, 2950, 114, 3802
 _BIT, _VARBIT = 1560, 1562
@@ -144,7 +144,7 @@ def _check_type(old: Column, new: Column, *, rewritten: bool, trust: bool) -> No
     if same:
         # By our settings. What the former type did not hold, the new one might.
         raise NotFollowed(f"column {new.name} is {new.spark_type} now, and was {old.spark_type}")
-    if not _widens(old.spark_type, new.spark_type):
+    if not widens(old.spark_type, new.spark_type):
         raise NotFollowed(f"{change}, which does not hold all its values as they were")
     if not rewritten and _print_alike(old.type, new.type):
         return
@@ -157,7 +157,7 @@ def _check_type(old: Column, new: Column, *, rewritten: bool, trust: bool) -> No
         )
 
 
-def _widens(old: str, new: str) -> bool:
+def widens(old: str, new: str) -> bool:
     """Whether a column of a lake's table can become one of the other type, values and all."""
     if old == new or (old, new) in _WIDENINGS:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,9 @@ from tests.destinations.reference import (
 from walflow.config.settings import Mode
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
-from walflow.destinations.lake import EXACT, LakeDestination, Owner, TablePlan
+from walflow.destinations.lake import EXACT, LakeDestination, Metadata, Owner, TablePlan
 from walflow.errors import DestinationError
-from walflow.model import Span, TableSchema
+from walflow.model import Lsn, Span, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,9 +138,49 @@ def soft_deleted(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> 
     return table
 
 
+def historical(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
+    table = [{**row, **_told("copy", copied[1], COPY_TIME), "_SEQ": -1} for row in copied[0]]
+    nothing = dict.fromkeys(schema.column_names)
+    for note in notes:
+        told, row = _told(note.kind, note.lsn, note.time), note.new or {}
+        if note.old is not None:
+            identity = {n: note.old[n] for n in schema.key or schema.column_names}
+            if note.new is None:
+                row = note.old if note.seq < 0 else identity
+            elif not schema.key or _key(schema, note.old) != _key(schema, note.new):
+                left = {**nothing, **identity, **told, "_CHANGE_TYPE": "delete"}
+                table.append({**left, "_SEQ": 2 * note.seq})
+        table.append({**nothing, **row, **told, "_SEQ": 2 * note.seq + 1})
+    return table
+
+
+def versioned(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
+    def version(row: Row, kind: str, lsn: int, time: datetime.datetime | None) -> Row:
+        span = {"_VALID_FROM": time, "_VALID_TO": None, "_CURRENT": True}
+        return {**row, **_told(kind, lsn, time), **span}
+
+    past: list[Row] = []
+    now = {_key(schema, row): version(row, "copy", copied[1], COPY_TIME) for row in copied[0]}
+    for _, changes in itertools.groupby(notes, lambda note: note.lsn):
+        seen, before = list(changes), dict(now)
+        for note in seen:
+            if note.kind == "truncate":
+                now.clear()
+            if note.old is not None:
+                del now[_key(schema, note.old)]
+            if note.new is not None:
+                now[_key(schema, note.new)] = version(note.new, note.kind, note.lsn, note.time)
+        for key, row in before.items():
+            if now.get(key) is not row:
+                past.append({**row, "_VALID_TO": seen[0].time, "_CURRENT": False})
+    return past + list(now.values())
+
+
 MODELS: Mapping[Mode, Callable[[TableSchema, Copied, Sequence[Note]], list[Row]]] = {
     "mirror": mirrored,
     "soft_delete": soft_deleted,
+    "history": historical,
+    "scd2": versioned,
 }
 
 
@@ -164,6 +205,10 @@ class Lake:
         session = reading_session(self.spark, self.folder / name)
         table = session.table(table_identifier(schema.name)).toArrow()
         return [_as_in_models(row) for row in table.to_pylist()]
+
+    def columns(self, schema: TableSchema, name: str) -> list[str]:
+        session = reading_session(self.spark, self.folder / name)
+        return session.table(table_identifier(schema.name)).columns
 
     def commits(self, schema: TableSchema, name: str) -> int:
         session = reading_session(self.spark, self.folder / name)
@@ -221,6 +266,9 @@ class Told:
 
     def rows(self) -> list[Row]:
         return self.lake.rows(self.schema, self.name)
+
+    def columns(self) -> list[str]:
+        return self.lake.columns(self.schema, self.name)
 
     def expected(self) -> list[Row]:
         return MODELS[self.mode](self.schema, self.copied, self.source.notes)
@@ -392,3 +440,201 @@ def test_a_story_in_one_round_and_in_several(
     parts.check()
     whole.check()
     assert lake.commits(schema, "whole") == commits
+
+
+PAST: tuple[Mode, ...] = ("soft_delete", "history", "scd2")
+_TIMES = ("_TIMESTAMP", "_VALID_FROM", "_VALID_TO")
+
+
+def _without_times(rows: Sequence[Row]) -> list[Row]:
+    return [{n: v for n, v in row.items() if n not in _TIMES} for row in rows]
+
+
+def _noted(told: Told, kind: str, new: Row | None = None, old: Row | None = None) -> None:
+    """What a new copy finds is a change at its position, before all others."""
+    time = datetime.datetime.now(datetime.UTC)
+    told.source.notes.append(Note(kind, int(told.source.position), -1, time, new, old))
+
+
+def _copied_again(told: Told, schema: TableSchema | None = None) -> None:
+    told.source.events(told.lake.spark)
+    files, position = [told.source.copy_file()], told.source.position
+    told.destination.adopt_files(schema or told.schema, files, position, False)
+
+
+@pytest.mark.parametrize("mode", PAST)
+def test_a_new_copy_keeps_the_past(lake: Lake, mode: Mode) -> None:
+    told = _begun(lake, KEYED, mode, "again")
+    source = told.source
+    with source.transaction():
+        source.update(source.find(id=1), n=11)
+        source.insert(id=5, a="a5", b="b5", n=5)
+        source.delete(source.find(id=2))
+    told.round()
+    seen = list(source.notes)
+    # The log of this is lost.
+    with source.transaction():
+        source.delete(source.find(id=3))
+        source.update(source.find(id=4), a=None)
+        source.insert(id=6, a="a6", b="b6", n=6)
+        source.insert(id=2, a="again", b=None, n=None)
+    source.notes[:] = seen
+    for name, old in (("delete", 3), ("update", 4)):
+        before = next(row for row in told.copied[0] if row["id"] == old)
+        _noted(told, name, source.find(id=4) if name == "update" else None, before)
+    _noted(told, "insert", source.find(id=6))
+    _noted(told, "insert", source.find(id=2))
+    commits = lake.commits(KEYED, "again")
+    _copied_again(told)
+    assert lake.commits(KEYED, "again") == commits + 1
+    assert told.destination.applied(KEYED) == source.position
+    assert_same(_without_times(told.rows()), _without_times(told.expected()))
+    # Nothing has changed since, and the position is told again.
+    _copied_again(told)
+    assert_same(_without_times(told.rows()), _without_times(told.expected()))
+    with source.transaction():
+        source.update(source.find(id=4), unsent=["a", "b"], id=40)
+        source.update(source.find(id=6), unsent=["a"], b="new")
+        source.delete(source.find(id=2))
+    told.round()
+    assert_same(_without_times(told.rows()), _without_times(told.expected()))
+    for row in told.rows() if mode == "scd2" else ():
+        assert row["_CURRENT"] == (row["_VALID_TO"] is None)
+        assert (
+            row["_CURRENT"] or row["_VALID_FROM"] is None or row["_VALID_TO"] >= row["_VALID_FROM"]
+        )
+
+
+@pytest.mark.parametrize("mode", ["soft_delete", "history"])
+def test_a_new_copy_without_a_key_counts(lake: Lake, mode: Mode) -> None:
+    told = _begun(lake, KEYLESS, mode, "again")
+    source = told.source
+    with source.transaction():
+        source.delete(source.find(a="x"))
+        source.update(source.find(a="y"), a="z")
+    told.round()
+    with source.transaction():
+        source.insert(a="x", n=1)
+        source.insert(a="x", n=1)
+        source.delete(source.find(a="y"))
+    source.notes[-3:] = []
+    _noted(told, "insert", {"a": "x", "n": 1})
+    _noted(told, "insert", {"a": "x", "n": 1})
+    _noted(told, "delete", old={"a": "y", "n": None})
+    _copied_again(told)
+    with source.transaction():
+        source.delete(source.find(a="x"))
+    told.round()
+    assert_same(_without_times(told.rows()), _without_times(told.expected()))
+
+
+def test_a_new_copy_of_another_form(lake: Lake) -> None:
+    told = _begun(lake, KEYED, "history", "form")
+    added = make_schema(
+        {"id": "bigint", "a": "string", "bb": "string", "n": "bigint", "c": "int"}, ["id"]
+    )
+    source = NotedSource(added, lake.folder / "form-log")
+    source._lsn = 2000
+    with source.transaction():
+        for number in (1, 2, 3):
+            source.insert(
+                id=number, a=f"a{number}", bb=f"b{number}", n=number, c=number % 2 or None
+            )
+    told.destination.adopt_files(added, [source.copy_file()], source.position, False)
+    newest = {row["id"]: row for row in sorted(told.rows(), key=lambda row: row["_LSN"])}
+    told_of = {n: (row["_CHANGE_TYPE"], row["bb"], row["c"]) for n, row in newest.items()}
+    assert told_of == {
+        1: ("update", "b1", 1),
+        2: ("copy", "b2", None),
+        3: ("update", "b3", 1),
+        4: ("delete", "b4", None),
+    }
+    rows = told.rows()
+    other = make_schema(
+        {"id": "bigint", "a": "int", "bb": "string", "n": "bigint", "c": "int"}, ["id"]
+    )
+    source = NotedSource(other, lake.folder / "form-log")
+    source._lsn = 3000
+    with pytest.raises(DestinationError, match="column a was string, and is int") as caught:
+        told.destination.adopt_files(other, [source.copy_file()], source.position, False)
+    assert not caught.value.retry
+    assert "DROP TABLE" in caught.value.hint
+    # Nor is it taken for the table's future what was before it.
+    with pytest.raises(DestinationError, match="set back"):
+        told.destination.adopt_files(added, [source.copy_file()], Lsn(1500), False)
+    assert_same(told.rows(), rows)
+
+
+def test_switching(lake: Lake) -> None:
+    told = _begun(lake, KEYED, "mirror", "switched")
+    destination = lake.destination(TablePlan(mode="history"), "switched")
+    assert destination.applied(KEYED) is None
+    told.mode, told.destination = "history", destination
+    told.copy()
+    told.check()
+    for plan in (TablePlan(mode="mirror"), TablePlan(mode="history", metadata=Metadata(lsn="_AT"))):
+        destination = lake.destination(plan, "switched")
+        assert destination.applied(KEYED) is None
+        told.destination = destination
+        with pytest.raises(DestinationError, match="keeps rows that its source has no longer") as e:
+            told.copy()
+        assert not e.value.retry
+    told.check()
+
+
+def test_metadata_as_it_is_wanted(lake: Lake) -> None:
+    own = Metadata("op", "lsn", "at")
+    told = Told(lake, KEYED, "mirror", "wanted", TablePlan(metadata=None))
+    with told.source.transaction():
+        told.source.insert(id=1, a="a1", b="b1", n=1)
+    told.copy()
+    assert_same(told.rows(), told.source.rows)
+    with told.source.transaction():
+        told.source.insert(id=2, a="a2", b="b2", n=2)
+        told.source.update(told.source.find(id=1), unsent=["a"], b=None)
+    told.round()
+    assert_same(told.rows(), told.source.rows)
+    told.destination = lake.destination(TablePlan(metadata=own), "wanted")
+    assert told.destination.applied(KEYED) is None
+    told.copy()
+    with told.source.transaction():
+        told.source.delete(told.source.find(id=1))
+    told.round()
+    (row,) = told.rows()
+    assert (row["op"], row["lsn"], set(row) - set(KEYED.column_names)) == (
+        "copy",
+        told.copied[1],
+        {"op", "lsn", "at"},
+    )
+    clash = make_schema({"id": "bigint", "op": "string"}, ["id"], name="clash")
+    with pytest.raises(DestinationError, match="has a column op") as caught:
+        told.destination.adopt_files(clash, [], Lsn(1), False)
+    assert not caught.value.retry
+
+    bare = Told(lake, KEYED, "history", "bare", TablePlan(mode="history", metadata=None))
+    bare.copy()
+    assert {"_CHANGE_TYPE", "_LSN", "_TIMESTAMP", "_SEQ"} <= set(bare.columns())
+
+
+@pytest.mark.parametrize("mode", MODELS)
+def test_keys_that_their_type_cannot_hold(lake: Lake, mode: Mode) -> None:
+    far = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+    forever, never = Inexact(far, "infinity"), Inexact(far, "294276-01-01")
+    schema = make_schema({"at": "timestamp", "big": "string", "n": "decimal(12,2)"}, ["at"])
+    told = Told(lake, schema, mode, "inexact")
+    source = told.source
+    with source.transaction():
+        for key in (far, forever, never):
+            source.insert(at=key, big=f"big {key}", n=None)
+    told.copy(exact=True)
+    with source.transaction():
+        source.update(source.find(at=far), unsent=["big"], n=Inexact(None, "NaN"))
+        source.update(source.find(at=never), unsent=["big"], at=far.replace(year=2000))
+        source.insert(at=never, big="new", n=None)
+    told.round()
+    with source.transaction():
+        source.update(source.find(at=forever), unsent=["big", "n"], at=far.replace(year=2001))
+        source.delete(source.find(at=never))
+        source.update(source.find(at=far), unsent=["n"], big=None)
+    told.round()
+    told.check()

@@ -71,11 +71,13 @@ def stored_rows(
     return rows.select(*(value.alias(name) for name, value in values.items()))
 
 
-def stored_values(table: DataFrame, form: StoredForm) -> DataFrame:
-    """Rows as they are stored, as ``row`` (a struct of the source's columns) and ``exact``."""
+def stored_values(table: DataFrame, form: StoredForm, *more: Expr) -> DataFrame:
+    """Rows as they are stored, as ``row`` (a struct of the source's columns) and ``exact``, with
+    what more is wanted of them."""
     return table.select(
         sf.struct(*(sf.col(quoted(name)) for name in form.schema.column_names)).alias("row"),
         (sf.col(EXACT) if form.exact else sf.lit(None).cast(EXACT_TYPE)).alias("exact"),
+        *more,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from walflow.config.settings import Mode
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import StoredForm
-from walflow.destinations.lake.modes import mirror, soft_delete
+from walflow.destinations.lake.modes import history, mirror, scd2, soft_delete
 from walflow.destinations.lake.rounds import Round
 
 if TYPE_CHECKING:
@@ -38,4 +38,9 @@ class ModeWriter(Protocol):
         the column of exact texts)."""
 
 
-MODES: Mapping[Mode, ModeWriter] = {"mirror": mirror, "soft_delete": soft_delete}
+MODES: Mapping[Mode, ModeWriter] = {
+    "mirror": mirror,
+    "soft_delete": soft_delete,
+    "history": history,
+    "scd2": scd2,
+}

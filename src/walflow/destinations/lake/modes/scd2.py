@@ -1,0 +1,116 @@
+"""Every version of a row is one: a slowly changing dimension of the second type.
+
+A version is what a transaction left under a key; what it did and undid inside itself nobody could
+see. It is valid from the commit that made it to the next one that changed or removed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from walflow.destinations.lake.format import Constant
+from walflow.destinations.lake.forms import CURRENT, EXACT, VALID_FROM, VALID_TO, StoredForm
+from walflow.destinations.lake.merging import our_values, same_key, viewed
+from walflow.destinations.lake.modes.timelines import filled_from, row_changes
+from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inserts, stored_values
+from walflow.destinations.lake.truncates import Truncate, first_truncate
+from walflow.model import TableSchema
+from walflow.spark.connect import is_remote_session
+from walflow.spark.net import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["apply", "copied", "held", "keeps_past"]
+
+keeps_past = True
+
+_OPEN, _CLOSE = "open", "close"
+
+
+def copied(
+    form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+) -> Mapping[str, Constant]:
+    return {**metadata, VALID_FROM: time, VALID_TO: None, CURRENT: True}
+
+
+def held(table: DataFrame, form: StoredForm) -> DataFrame:
+    return stored_values(table.where(CURRENT), form)
+
+
+def apply(round: Round) -> StoredForm:
+    """One MERGE closes what was current under the keys that changed, and adds the new versions."""
+    # (See mirror for what remote sessions have to do with it.)
+    if only_inserts(round.changes) and not is_remote_session(round.spark):
+        forever = {VALID_TO: sf.lit(None), CURRENT: sf.lit(True)}
+        return append_rows(round, {VALID_FROM: sf.col("_timestamp"), **forever})
+    stats, truncate = round.changes.stats, first_truncate(round.changes)
+    table = round.spark.table(round.identifier).where(CURRENT)
+    changes = filled_from(table, row_changes(round.changes), round.form, stats)
+    with kept(_steps(changes, round.form.schema, truncate)) as steps:
+        round = round.with_exact_for(steps, "_exact")
+        _merge(steps, round, truncate)
+    return round.form
+
+
+def _steps(changes: DataFrame, schema: TableSchema, truncate: Truncate | None) -> DataFrame:
+    """What has to be done: ``_change_type`` is ``close`` for each key that changed, ``open`` for
+    each new version, which may have an end (``_VALID_TO``) already."""
+    timeline = Window.partitionBy("key").orderBy("at")
+    at, time = sf.col("at"), sf.col("time")
+    moment = sf.struct("at", "time")
+    changes = changes.withColumn("next", sf.lead(moment).over(timeline))
+    changes = changes.withColumn("is_first", sf.lag("at").over(timeline).isNull())
+    changes = changes.withColumn("end", sf.least("next", "emptied"))
+    end = sf.col("end")
+    seen = ~sf.col("gone") & (end.isNull() | (end["at"]["_lsn"] != at["_lsn"]))
+    closed = time
+    if truncate is not None:
+        emptied = sf.struct(sf.lit(truncate.lsn), sf.lit(truncate.seq))
+        closed = sf.when(at > emptied, sf.expr(truncate.time)).otherwise(time)
+    steps = sf.array(sf.when(sf.col("is_first"), sf.lit(_CLOSE)), sf.when(seen, sf.lit(_OPEN)))
+    changes = changes.withColumn("step", sf.explode(sf.array_compact(steps)))
+    return changes.select(
+        sf.col("step").alias("_change_type"),
+        sf.col("kind").alias("_kind"),
+        sf.col("at._lsn").alias("_lsn"),
+        sf.when(sf.col("step") == _CLOSE, closed).otherwise(time).alias("_timestamp"),
+        sf.when(end.isNotNull(), sf.greatest(time, end["time"])).alias(VALID_TO),
+        sf.col("exact").alias("_exact"),
+        *(sf.col("row")[name].alias(name) for name in schema.column_names),
+    )
+
+
+def _merge(steps: DataFrame, round: Round, truncate: Truncate | None) -> None:
+    form = round.form
+    values = {name: f"s.{quoted(name)}" for name in form.schema.column_names}
+    values |= {name: f"s.{quoted(value)}" for name, value in our_values(form).items()}
+    values |= {VALID_FROM: "s._timestamp", CURRENT: f"s.{VALID_TO} IS NULL"}
+    if form.exact:
+        values[EXACT] = "s._exact"
+    rest = ""
+    if truncate is not None:
+        rest = f" WHEN NOT MATCHED BY SOURCE AND t.{CURRENT} THEN {_close(truncate.time)}"
+    # Of the predicate on the source, see merging.
+    with viewed(steps) as view:
+        round.spark.sql(
+            f"MERGE INTO {round.identifier} t"
+            f" USING (SELECT * FROM {view} WHERE _change_type IN ('{_OPEN}', '{_CLOSE}')) s"
+            f" ON t.{CURRENT} AND s._change_type = '{_CLOSE}'"
+            f" AND {same_key(form.schema, form.exact)}"
+            f" WHEN MATCHED THEN {_close('s._timestamp')}"
+            f" WHEN NOT MATCHED AND s._change_type = '{_OPEN}'"
+            f" THEN INSERT ({', '.join(map(quoted, values))}) VALUES ({', '.join(values.values())})"
+            f"{rest}"
+        )
+
+
+def _close(time: str) -> str:
+    """Clocks may go back, a version's time does not."""
+    ended = f"greatest(t.{VALID_FROM}, {time})"
+    return f"UPDATE SET t.{VALID_TO} = {ended}, t.{CURRENT} = false"

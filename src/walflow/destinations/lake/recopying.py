@@ -1,0 +1,225 @@
+"""A new copy of a table that keeps the past: what differs is written as changes.
+
+The rows that the table says its source has are compared with the copy's, and inserts, updates and
+deletes at the copy's position bring them after. What is equal stays as it is, and so does the past.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.destinations.base import TableChanges
+from walflow.destinations.lake.evolving import change_form
+from walflow.destinations.lake.format import LakeFormat, Stored
+from walflow.destinations.lake.forms import (
+    COLUMNS,
+    MODE,
+    StoredForm,
+    column_numbers,
+    is_as_planned,
+)
+from walflow.destinations.lake.modes import MODES
+from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.rounds import Round
+from walflow.errors import DestinationError
+from walflow.evolution import Evolution, NotFollowed, widens
+from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableSchema
+from walflow.spark.checkpoints import checkpointed
+from walflow.spark.net import EXACT_TYPE, changes_schema, identity_of, quoted, row_identity
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["bring_to_form", "has_past", "write_differences"]
+
+_INSERT, _UPDATE, _DELETE = (
+    ChangeType.INSERT.value,
+    ChangeType.UPDATE.value,
+    ChangeType.DELETE.value,
+)
+
+
+def has_past(stored: Stored) -> bool:
+    """Whether the table has a past, which a copy in its place would destroy."""
+    mode = stored.properties.get(MODE, "mirror")
+    keeps = any(writer.keeps_past for name, writer in MODES.items() if name == mode)
+    return keeps and stored.position is not None
+
+
+def bring_to_form(
+    spark: SparkSession,
+    format: LakeFormat,
+    form: StoredForm,
+    stored: Stored,
+    stamp: Stamp,
+) -> None:
+    """Give the table that is stored the form that the copy has. DestinationError if it cannot be
+    had without losing the past."""
+    identifier = format.identifier(form.name)
+    if not is_as_planned(form.plan, stored.properties):
+        raise _would_be_lost(
+            identifier, f"is to be of mode {form.plan.mode}, with other columns of walflow's"
+        )
+    assert stored.position is not None
+    if stamp.position < stored.position:
+        raise _would_be_lost(
+            identifier,
+            f"has changes up to {stored.position}, after the copy's position {stamp.position}: "
+            "the source was set back, and the order of changes would be lost",
+        )
+    try:
+        way = _way(form.schema, stored)
+        if way is not None:
+            change_form(spark, format, form, way, stamp.owner)
+    except NotFollowed as reason:
+        raise _would_be_lost(identifier, f"cannot get the form of the copy ({reason})") from reason
+
+
+def _would_be_lost(identifier: str, why: str) -> DestinationError:
+    error = DestinationError(
+        f"The table {identifier} keeps rows that its source has no longer, and {why}",
+        hint="walflow does not remove it by itself. Set it aside under another name (ALTER TABLE "
+        f"{identifier} RENAME TO …, or where the catalog cannot rename: CREATE TABLE … AS SELECT * "
+        f"FROM {identifier}; DROP TABLE {identifier};), or drop it; then walflow retry makes it "
+        "anew. Or put the settings back.",
+    )
+    error.retry = False
+    return error
+
+
+def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
+    """From the table as it is to the form; None if it has it. Raises NotFollowed."""
+    said = stored.properties.get(COLUMNS)
+    known: Mapping[str, int] = column_numbers(schema) if said is None else json.loads(said)
+    columns = [
+        Column(name, PgType("", 0, 0), stored.columns[name], True, number)
+        for name, number in known.items()
+        if name in stored.columns
+    ]
+    before = {column.position: column for column in columns}
+    after = {column.position: column for column in schema.columns}
+    both = [(before[number], after[number]) for number in after if number in before]
+    renamed = tuple((old, new) for old, new in both if old.name != new.name)
+    widened = tuple((old, new) for old, new in both if old.spark_type != new.spark_type)
+    added = tuple(column for number, column in after.items() if number not in before)
+    if not renamed and not widened and not added:
+        return None
+    for old, new in widened:
+        if not widens(old.spark_type, new.spark_type):
+            raise NotFollowed(f"column {new.name} was {old.spark_type}, and is {new.spark_type}")
+    if 0 in after:
+        raise NotFollowed("it cannot be told which columns are the former ones")
+    former = TableSchema(schema.oid, schema.name, tuple(columns), ())
+    return Evolution(former, schema, added=added, renamed=renamed, widened=widened)
+
+
+def write_differences(
+    rows: DataFrame, format: LakeFormat, form: StoredForm, stamp: Stamp, time: datetime
+) -> StoredForm:
+    """Bring the table, which has the form, after the copy's rows, in one commit; its form after
+    it."""
+    spark, schema = rows.sparkSession, form.schema
+    held = MODES[form.plan.mode].held(spark.table(format.identifier(form.name)), form)
+    copied = rows.select(
+        sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("row"),
+        (sf.col("_exact") if "_exact" in rows.columns else sf.lit(None).cast(EXACT_TYPE)).alias(
+            "exact"
+        ),
+    )
+    differ = _by_key(held, copied, schema) if schema.key else _by_copies(held, copied, schema)
+    changes = checkpointed(_as_changes(differ, schema, stamp.position, time))
+    with format.stamped(spark, stamp):
+        if changes.isEmpty():
+            format.touch(spark, form.name)
+            return form
+        stats = ChangeStats(
+            rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, exact=True
+        )
+        written = Differences(schema, (), stats, spark, rows=changes)
+        return MODES[form.plan.mode].apply(Round(format, form, written))
+
+
+@dataclass(frozen=True, slots=True)
+class Differences(TableChanges):
+    """Changes that are in no file."""
+
+    rows: DataFrame | None = None
+
+    @property
+    def changes(self) -> DataFrame:
+        assert self.rows is not None
+        return self.rows
+
+
+def _by_key(held: DataFrame, copied: DataFrame, schema: TableSchema) -> DataFrame:
+    """``kind``, ``row`` and ``exact`` of what differs."""
+    before = held.select(
+        _key(schema).alias("held_key"),
+        sf.col("row").alias("held_row"),
+        sf.col("exact").alias("held_exact"),
+    )
+    both = copied.withColumn("key", _key(schema)).join(
+        before, sf.col("key").eqNullSafe(sf.col("held_key")), "full"
+    )
+    gone, new = sf.col("key").isNull(), sf.col("held_key").isNull()
+    same = row_identity(schema, sf.col("row"), sf.col("exact")).eqNullSafe(
+        row_identity(schema, sf.col("held_row"), sf.col("held_exact"))
+    )
+    kind = sf.when(gone, _DELETE).when(new, _INSERT).when(~same, _UPDATE)
+    return both.select(
+        kind.alias("kind"),
+        sf.when(gone, sf.col("held_row")).otherwise(sf.col("row")).alias("row"),
+        sf.when(gone, sf.col("held_exact")).otherwise(sf.col("exact")).alias("exact"),
+    ).where("kind IS NOT NULL")
+
+
+def _key(schema: TableSchema) -> Expr:
+    columns = schema.key_columns
+    texts = {c.name: sf.try_element_at(sf.col("exact"), sf.lit(c.name)) for c in columns}
+    return identity_of(columns, {c.name: sf.col("row")[c.name] for c in columns}, texts)
+
+
+def _by_copies(held: DataFrame, copied: DataFrame, schema: TableSchema) -> DataFrame:
+    """So too, where there is no key: as many copies as there are too many, or too few."""
+    both = copied.withColumn("weight", sf.lit(1)).unionByName(held.withColumn("weight", sf.lit(-1)))
+    counted = (
+        both.groupBy(row_identity(schema, sf.col("row"), sf.col("exact")).alias("identity"))
+        .agg(
+            sf.first("row").alias("row"),
+            sf.first("exact").alias("exact"),
+            sf.sum("weight").cast("int").alias("copies"),
+        )
+        .where("copies <> 0")
+    )
+    return counted.select(
+        sf.when(sf.col("copies") > 0, _INSERT).otherwise(_DELETE).alias("kind"),
+        "row",
+        "exact",
+        sf.explode(sf.sequence(sf.lit(1), sf.abs("copies"))).alias("copy"),
+    )
+
+
+def _as_changes(differ: DataFrame, schema: TableSchema, position: Lsn, time: datetime) -> DataFrame:
+    """In the change log's form: before all other changes that may have this position."""
+    known = {
+        "_change_type": sf.col("kind"),
+        "_lsn": sf.lit(int(position)),
+        "_seq": sf.lit(-1),
+        "_timestamp": sf.lit(time),
+        "_exact": sf.col("exact"),
+        **{name: sf.col("row")[name] for name in schema.column_names},
+    }
+    declared = differ.sparkSession.createDataFrame([], changes_schema(schema)).schema
+    return differ.select(
+        *(
+            known.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name)
+            for field in declared.fields
+        )
+    )
