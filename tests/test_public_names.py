@@ -26,14 +26,15 @@ NAMES = {
         "AuthenticationFailed BadUri CannotConnect ConfigError ConnectionLost "
         "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "
         "JarsMissing JavaMissing LeaseLost LogDamaged LogError LogForeign LogInUse "
-        "MappingConflict NoFreeSender NoFreeSlot NoReplicaIdentity NoReplicationRight "
-        "NoSelectRight NotEqual NothingToRollBack PipelineInUse PostgresMissing ProtocolError "
-        "PublicationChanged PublicationMissing RequestRefused ReservedColumnName ServerTooOld "
+        "MappingConflict NoFreeSender NoFreeSlot NoPicture NoReplicaIdentity NoReplicationRight "
+        "NoSelectRight NotEqual NothingToRollBack PictureGone PipelineInUse PostgresMissing "
+        "ProtocolError PublicationChanged PublicationMissing RequestRefused "
+        "ReservedColumnName ServerTooOld "
         "SlotForeign SlotInUse SlotLost SnapshotLost SourceError SparkError Stopped "
         "StoreError StoreForeign TableLocked TableRewritten TablesSetAside UnknownTable "
         "WalLevelNotLogical WalflowError"
     ),
-    "walflow.evolution": "Evolution NotFollowed evolution",
+    "walflow.evolution": "Evolution NotFollowed evolution widens",
     "walflow.model": (
         "OLD_EXACT ChangeStats ChangeType Column Lsn PgType Phase ReplicaIdentity Span "
         "TableName TableSchema quote_identifier"

@@ -23,11 +23,19 @@ from walflow.destinations.lake.forms import (
     stored_form,
     table_properties,
 )
-from walflow.destinations.lake.freshness import Parts, ViewedTables, shown
+from walflow.destinations.lake.freshness import (
+    Parts,
+    ViewedTables,
+    base_of,
+    changes_of,
+    shown,
+)
+from walflow.destinations.lake.freshness.parts import stored_parts
 from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner
 from walflow.destinations.lake.pictures import AsOf, KeptPicture, KeptTable, Pictures, readable
+from walflow.destinations.lake.recopying import bring_to_form, has_past, write_differences
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.warming import warm_up_writes
@@ -116,13 +124,21 @@ class LakeDestination:
         """See AdoptsFiles. The files are taken over as they are where the format can; where not,
         Spark writes their rows.
 
-        Former snapshots of the table stay for their readers until they expire.
+        Former snapshots of the table stay for their readers until they expire. A table that keeps
+        the past is not replaced: see lake.recopying.
         """
         form, stamp = self._form(table, exact=exact), Stamp(self._owner, position)
         constants = self._constants(form, position)
         with self._writing(table.name) as spark:
             # Whose it is decides whether it may be replaced.
-            self._look(spark, table.name)
+            stored = self._look(spark, table.name)
+            if stored is not None and has_past(stored):
+                form = self._form(table, exact=EXACT in stored.columns)
+                bring_to_form(spark, self._format, form, stored, stamp)
+                rows = read_copy(spark, [str(file) for file in files], table, exact)
+                form = write_differences(rows, self._format, form, stamp, datetime.now(UTC))
+                self._remember(form, position)
+                return
 
             def copy(form: StoredForm) -> None:
                 if not self._format.adopt(spark, form, files, constants, stamp):
@@ -318,8 +334,9 @@ class LakeDestination:
         if table.base is None:
             as_of = readable(spark, self._format, table.table, table.version)
             return None if as_of is None else f"SELECT * FROM {as_of}"
-        parts = Parts.of(table.table, self._viewed.look(spark, table.table))
-        if parts is None:
+        # Whoever owns it.
+        both = (self._format.look(spark, part(table.table)) for part in (base_of, changes_of))
+        if (parts := Parts.of(table.table, stored_parts(*both))) is None:
             return None
         base = readable(spark, self._format, parts.base, table.base)
         changes = readable(spark, self._format, parts.changes, table.version)
