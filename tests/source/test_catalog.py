@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.errors import NoSelectRight, PublicationMissing, ReservedColumnName
 from walflow.model import Lsn, ReplicaIdentity, TableName
+from walflow.source.attributes import missing_array
 from walflow.source.catalog import (
     RESERVED_COLUMNS,
     PublishedTable,
@@ -372,3 +374,169 @@ def test_a_rewritten_table_has_another_file(any_database: Database) -> None:
     (after,) = published(any_database)["t"].relations
     assert after.oid == before.oid
     assert after.filenode not in (before.filenode, 0)
+
+
+MISSING = {
+    "int": ("7", 7),
+    "bigint": ("-7", -7),
+    "bool": ("true", True),
+    "text": ('q{"},\\ ä\n', 'q{"},\\ ä\n'),
+    "varchar(9)": ("", ""),
+    "name": ("NULL", "NULL"),
+    "char(4)": ("x", "x   "),
+    "numeric(5,2)": ("1", Decimal("1.00")),
+    "float8": ("-Infinity", float("-inf")),
+    "bytea": (r"\\x00ff5c", b"\x00\xff\\"),
+    "int[]": ("{1,NULL,3}", [1, None, 3]),
+    "text[]": ('{"a,b","{}",NULL}', ["a,b", "{}", None]),
+    "box": ("(1,1),(0,0)", "(1,1),(0,0)"),
+    "box[]": ("{(1,1),(0,0);(3,3),(2,2)}", ["(1,1),(0,0)", "(3,3),(2,2)"]),
+    "jsonb": ('{"a": [1, "x"]}', '{"a": [1, "x"]}'),
+    "inet": ("10.0.0.1", "10.0.0.1"),
+    "interval": ("1 day 02:00:00", "1 day 02:00:00"),
+    "mood": ("so la", "so la"),
+    "pair": ('(1,"a b")', '(1,"a b")'),
+}
+NOT_HELD = {
+    "timestamptz": "infinity",
+    "date": "-infinity",
+    "numeric": "NaN",
+    "numeric(9,2)": "NaN",
+    "timestamp": "0044-03-15 12:00:00 BC",
+    "int[]": "[3:4]={1,2}",
+}
+
+
+def test_what_older_rows_have_in_added_columns(any_database: Database) -> None:
+    known = list(MISSING.items())
+    any_database.execute(
+        "CREATE TYPE mood AS ENUM ('so la')",
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE odd (id int PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO odd VALUES (1)",
+        *(
+            f"ALTER TABLE t ADD c{n} {kind} DEFAULT E'{text}'".replace("\\ ", "\\\\ ")
+            for n, (kind, (text, _)) in enumerate(known)
+        ),
+        *(
+            f"ALTER TABLE odd ADD c{n} {kind} DEFAULT '{text}'"
+            for n, (kind, text) in enumerate(NOT_HELD.items())
+        ),
+        "ALTER TABLE t ADD at timestamptz DEFAULT '2026-01-02 03:04:05.678+02', ADD plain int",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    tables = published(any_database)
+    _, *columns, at, plain = tables["t"].schema.columns
+    for column, (kind, (_, value)) in zip(columns, known, strict=True):
+        assert column.missing_known, kind
+        assert missing_array(column).to_pylist() == [value], kind
+    (printed,) = any_database.execute(
+        f"SELECT {', '.join(f'concat({column.name})' for column in columns)} FROM t"
+    )
+    assert printed == tuple(column.missing for column in columns)
+    assert at.missing == "2026-01-02 01:04:05.678+00"
+    assert (plain.missing, plain.missing_known) == (None, True)
+    assert missing_array(plain).to_pylist() == [None]
+    for column in tables["odd"].schema.columns[1:]:
+        assert (column.missing, column.missing_known) == (None, False), column.type.name
+
+
+def test_what_older_rows_have_in_added_columns_of_partitions(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE p (id int, gone int, x text) PARTITION BY RANGE (id)",
+        "ALTER TABLE p DROP gone",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id)",
+        "CREATE TABLE p2a PARTITION OF p2 FOR VALUES FROM (10) TO (15)",
+        "CREATE PUBLICATION walflow FOR TABLE p WITH (publish_via_partition_root)",
+    )
+    before = published(any_database)["p"]
+    assert before.schema.filenodes == {relation.filenode for relation in before.relations}
+    assert len(before.schema.filenodes) == 2
+    any_database.execute("ALTER TABLE p ADD y int DEFAULT 5, ADD z int")
+    both = published(any_database)["p"].schema
+    assert both.filenodes == before.schema.filenodes
+    assert [(c.missing, c.missing_known) for c in both.columns[2:]] == [("5", True), (None, True)]
+    # A new partition has nothing to say of rows from before; which one is new nobody tells.
+    any_database.execute("CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)")
+    grown = published(any_database)["p"].schema
+    assert both.filenodes < grown.filenodes
+    assert [c.missing_known for c in grown.columns] == [True, True, False, True]
+    any_database.execute("DROP TABLE p3", "VACUUM FULL p1")
+    rewritten = published(any_database)["p"].schema
+    assert [c.missing_known for c in rewritten.columns] == [True, True, False, True]
+    assert len(rewritten.filenodes - both.filenodes) == 1
+
+
+def test_messages_are_described_late(any_database: Database) -> None:
+    """All is altered before the first message is looked at."""
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b text, z text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    slot = f"{any_database.name}_late"
+    any_database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    form = published(any_database)["t"].schema
+    any_database.execute(
+        "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t RENAME a TO c",
+        "ALTER TABLE t RENAME b TO a",
+        "ALTER TABLE t RENAME id TO b",
+        "INSERT INTO t VALUES (2)",
+        "ALTER TABLE t ADD d int DEFAULT 4, ADD e int",
+        "INSERT INTO t VALUES (3)",
+        "ALTER TABLE t DROP c, ADD c int",
+        "INSERT INTO t VALUES (4)",
+        "ALTER TABLE t DROP c, ADD c int",
+        "INSERT INTO t VALUES (5)",
+    )
+    rows = any_database.execute(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'walflow')"
+    )
+    relations = [parse_relation(bytes(data)) for (data,) in rows if bytes(data)[:1] == b"R"]
+    described = []
+    with connect(any_database.replicator(), application_name="t") as connection:
+        types = TypeCatalog(connection)
+        for relation in relations:
+            form = describe_relation(
+                connection, relation, types, TypeSettings(), before=form, slot=slot
+            )
+            described.append(form)
+            if not all(column.position for column in form.columns):
+                break
+    columns = [[(c.position, c.name) for c in form.columns] for form in described]
+    assert columns == [
+        [(1, "id"), (2, "a"), (3, "b"), (4, "z")],
+        [(1, "b"), (2, "c"), (3, "a"), (4, "z")],
+        [(1, "b"), (2, "c"), (3, "a"), (4, "z"), (5, "d"), (6, "e")],
+        # The next two messages are the same, of different columns.
+        [(0, "b"), (0, "a"), (0, "z"), (0, "d"), (0, "e"), (0, "c")],
+    ]
+    assert [form.key for form in described] == [("id",), ("b",), ("b",), ("b",)]
+    # Nothing was written anew from the first form on.
+    assert {form.filenodes for form in described[:3]} == {
+        published(any_database)["t"].schema.filenodes
+    }
+    assert described[2].columns[4].missing == "4"
+    assert [form.newest for form in described[:3]] == [4, 4, 6]
+
+
+def test_files_are_not_taken_for_those_of_an_earlier_form(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow FOR ALL TABLES"
+    )
+    slot = hold(database)
+    relation = streamed(database, "INSERT INTO t VALUES (1)")["t"]
+    before = published(database)["t"].schema
+    database.execute("ALTER TABLE t ADD x serial")
+    with connect(database.replicator(), application_name="t") as connection:
+        said = (connection, relation, TypeCatalog(connection), TypeSettings())
+        assert not describe_relation(*said, slot=slot).filenodes
+        assert not describe_relation(*said, before=before, slot=slot).filenodes
+    after = published(database)["t"].schema
+    assert after.filenodes
+    assert after.filenodes.isdisjoint(before.filenodes)
