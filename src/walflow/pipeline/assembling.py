@@ -20,6 +20,7 @@ from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.progress import Progress
 from walflow.pipeline.published import Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.requests import Requests
@@ -27,6 +28,7 @@ from walflow.pipeline.rounds import Rounds
 from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables
+from walflow.pipeline.upkeep import Upkeep
 from walflow.spark.session import cores
 from walflow.stores.base import Store
 
@@ -95,13 +97,18 @@ def assemble(
         trust_rewrites=settings.apply.on_rewrite == "trust",
     )
     ending = threading.Event()
-    rounds = Rounds(spark, log, ground.store, destination, tables, evolver, ground.metrics, ending)
+    progress = Progress(spark, destination, ground.metrics)
+    upkeep = Upkeep(spark, destination, ground.metrics)
+    rounds = Rounds(
+        spark, log, ground.store, destination, tables, evolver, progress, ground.metrics, ending
+    )
     lanes = Lanes(
         log,
         destination,
         tables,
         rounds,
         evolver,
+        upkeep,
         stop=ending,
         catching_up_at_once=settings.max_table_sync_workers,
         outgrown=lambda oid, reason: joiner.outgrown(oid, reason),
@@ -139,6 +146,8 @@ def assemble(
         connections=connections,
         syncer=syncer,
         lanes=lanes,
+        upkeep=upkeep,
+        progress=progress,
         dispatcher=dispatcher,
         joiner=joiner,
         requests=Requests(ground.store, tables, dispatcher, joiner),

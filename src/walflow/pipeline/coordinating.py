@@ -23,11 +23,13 @@ from walflow.pipeline.intake import Intake
 from walflow.pipeline.joining import Joiner
 from walflow.pipeline.lanes import LaneProgress, Lanes
 from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.progress import Progress
 from walflow.pipeline.requests import Requests
 from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.upkeep import Upkeep
 from walflow.states import RetryKind
 
 __all__ = ["Coordinator", "Parts"]
@@ -53,6 +55,8 @@ class Parts:
     connections: Connections
     syncer: Syncer
     lanes: Lanes
+    upkeep: Upkeep
+    progress: Progress
     dispatcher: Dispatcher
     joiner: Joiner
     requests: Requests
@@ -107,7 +111,9 @@ class Coordinator:
         if now - self._asked >= _REQUEST_SECONDS:
             self._asked = now
             parts.requests.look()
-        self._share_cores(self.status())  # which is for the metrics, too
+        status = self.status()  # which is for the metrics, too
+        self._share_cores(status)
+        parts.progress.look(status)
         self._retire()
         if now - self._saved >= _SAVE_SECONDS:
             self._saved = now

@@ -22,6 +22,7 @@ from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.rounds import Rounds, Stretch
 from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.upkeep import Upkeep
 
 __all__ = ["LaneProgress", "Lanes"]
 
@@ -76,6 +77,7 @@ class Lanes:
         tables: Tables,
         rounds: Rounds,
         evolver: Evolver,
+        upkeep: Upkeep,
         *,
         stop: threading.Event,
         catching_up_at_once: int,
@@ -92,6 +94,7 @@ class Lanes:
         self._tables = tables
         self._rounds = rounds
         self._evolver = evolver
+        self._upkeep = upkeep
         self._outgrown = outgrown
         self._overtaken = overtaken
         self._failed = failed
@@ -232,6 +235,7 @@ class Lanes:
     def _run(self, oid: int, lane: _Lane) -> None:
         try:
             self._apply_waiting(oid, lane)
+            self._look_after(oid, lane)
             self._idle(oid, lane)
         except Outgrown as outgrown:
             if self._give_up(lane):
@@ -241,6 +245,11 @@ class Lanes:
             if self._give_up(lane):
                 self._failed(oid, error)
             self._end(oid, lane)
+
+    def _look_after(self, oid: int, lane: _Lane) -> None:
+        state = self._tables.get(oid)
+        if state is not None and state.phase is Phase.READY and not lane.left:
+            self._upkeep.between_rounds(state)
 
     def _give_up(self, lane: _Lane) -> bool:
         """Apply nothing more; False if it had been left before: then nobody cares how it ended."""

@@ -435,7 +435,9 @@ class Pipeline:
 
     def _end_work(self) -> None:
         self._parts.syncer.close()
+        self._parts.upkeep.close()
         self._parts.lanes.close()
+        self._parts.progress.close(self._coordinating.status() if self._error is None else None)
         self._parts.tables.save()
 
     def _fail(self, error: BaseException) -> None:

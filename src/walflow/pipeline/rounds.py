@@ -23,6 +23,7 @@ from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.progress import Committed, Progress
 from walflow.pipeline.tables import Tables, TableState
 from walflow.spark.jobs import in_pool
 from walflow.stores.base import SchemaStore
@@ -72,6 +73,7 @@ class Rounds:
         destination: Destination,
         tables: Tables,
         evolver: Evolver,
+        progress: Progress,
         metrics: PipelineMetrics,
         stop: threading.Event,
     ) -> None:
@@ -81,12 +83,16 @@ class Rounds:
         self._destination = destination
         self._tables = tables
         self._evolver = evolver
+        self._progress = progress
         self._metrics = metrics
         self._stop = stop
 
     def apply(self, state: TableState, stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
         """Apply the stretches, which follow each other, in one round; returns those that have to
         wait for the next one. Raises Outgrown."""
+        ends = [stretch.span.upto for stretch in stretches]
+        count = self._progress.before_cut(ends, stretches[0].commit_time)
+        later, stretches = stretches[count:], stretches[:count]
         taken = self._take(state, stretches)
         if taken.forms and taken.forms[-1].version > state.schema.version:
             self._evolver.check_steps((state.schema, *taken.forms))
@@ -100,6 +106,10 @@ class Rounds:
                 changes = changes.since(state.position)
             self._write(state, Events(span, (changes,)))
         self._metrics.events_processed(state.name).inc(stats.rows)
+        begins = max(state.position, stretches[0].span.after)
+        last = stretches[len(stretches) - len(taken.left) - 1]
+        round = Committed(begins, taken.upto, last.commit_time)
+        self._progress.round_committed(state.schema.oid, round)
         updated = self._tables.update(
             state.schema.oid,
             position=span.upto,
@@ -109,7 +119,7 @@ class Rounds:
         if updated is not None and not isinstance(self._destination, Positioned):
             # Nobody else remembers it: what is not stored is delivered again.
             self._tables.save(updated.schema.oid)
-        return taken.left
+        return (*taken.left, *later)
 
     # What is taken.
 

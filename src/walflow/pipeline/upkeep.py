@@ -1,0 +1,78 @@
+"""Upkeep of the destination's tables, between their rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.destinations.base import Destination, Maintains
+from walflow.errors import WalflowError
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.tables import TableState
+from walflow.spark.jobs import cancel_jobs, in_pool, tagged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Upkeep"]
+
+_CANCEL_SECONDS = 0.2
+
+_logger = structlog.get_logger(__name__)
+
+
+class Upkeep:
+    """Called by the lanes, so that nobody writes the table meanwhile."""
+
+    def __init__(
+        self, spark: SparkSession, destination: Destination, metrics: PipelineMetrics
+    ) -> None:
+        self._spark = spark
+        self._destination = destination
+        self._metrics = metrics
+        self._tag = f"walflow-upkeep-{uuid.uuid4()}"
+        self._busy = threading.Lock()
+        self._closed = threading.Event()
+
+    def between_rounds(self, state: TableState) -> None:
+        """Look after the table if it is due. One table at a time: rounds of others need Spark
+        more; who finds it taken comes again after the next round. If it fails, the table goes
+        on."""
+        if not isinstance(self._destination, Maintains) or self._closed.is_set():
+            return
+        table = state.destination_schema
+        if not self._destination.maintenance_due(table) or not self._busy.acquire(blocking=False):
+            return
+        began = time.monotonic()
+        try:
+            with in_pool(self._spark, "upkeep"), tagged(self._spark, self._tag):
+                self._destination.maintain(table)
+        except Exception as error:
+            if self._closed.is_set():
+                return
+            self._metrics.worker_failed("upkeep", error)
+            _logger.warning(
+                "a table was not looked after; its changes go on, and it is tried again later",
+                table=str(state.name),
+                error=str(error),
+                hint=error.hint if isinstance(error, WalflowError) else None,
+            )
+        else:
+            seconds = round(time.monotonic() - began, 1)
+            _logger.info("looked after a table", table=str(state.name), seconds=seconds)
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """Look after no other table, and break off what is being done: it is done again later."""
+        self._closed.set()
+        while not self._busy.acquire(timeout=_CANCEL_SECONDS):
+            # A JVM that is gone has no jobs; what it was asked for fails by itself.
+            with contextlib.suppress(Exception):
+                cancel_jobs(self._spark, self._tag)
+        self._busy.release()
