@@ -32,11 +32,13 @@ __all__ = [
     "MappingConflict",
     "NoFreeSender",
     "NoFreeSlot",
+    "NoPicture",
     "NoReplicaIdentity",
     "NoReplicationRight",
     "NoSelectRight",
     "NotEqual",
     "NothingToRollBack",
+    "PictureGone",
     "PipelineInUse",
     "PostgresMissing",
     "ProtocolError",
@@ -444,6 +446,20 @@ class Stopped(WalflowError):
 
     kind = ErrorKind.RESULT
     exit_code = 60
+
+
+class NoPicture(WalflowError):
+    """No picture of the tables has been kept yet."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 79
+
+
+class PictureGone(WalflowError):
+    """The tables can no longer be read as they were then."""
+
+    kind = ErrorKind.RESULT
+    exit_code = 80
 
 
 class NotEqual(WalflowError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from walflow.cli.as_of import as_of
 from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
 from walflow.cli.debugging import debug_option
@@ -35,7 +36,7 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-for command in (run, status, view, retry, rollback, resync, drop, demo, bench):
+for command in (run, status, as_of, view, retry, rollback, resync, drop, demo, bench):
     walflow.add_command(command)
 
 

@@ -1,0 +1,240 @@
+"""``walflow as-of``: all tables as they were at one moment of the source."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from walflow.config import Settings
+    from walflow.destinations.lake.pictures import AsOf, KeptPicture
+    from walflow.model import Lsn, Phase, TableName
+
+__all__ = ["as_of"]
+
+_LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
+
+
+@click.command(
+    "as-of",
+    epilog="While tables change, about once a second a picture is kept: which of their snapshots "
+    "belong together. This prints the newest one, or the newest up to LSN or --at, and for each "
+    "table the query that reads it. All tables then show the source at one and the same commit. "
+    "The pictures are in the destination, in _walflow.progress_<name>; every one is kept for 15 "
+    "minutes, then one a minute for an hour, one in ten minutes for a day, one an hour for 30 "
+    "days, at most for maintenance.keep_snapshots_seconds.\n\n"
+    "The source is not asked, and the pipeline may run or not. Exit code 79 if no picture was kept "
+    "yet, 80 if there is none so old any more, 75 for a table that the pipeline has not.\n\n"
+    "The object of --json: lsn, lsn_number (all up to it is in the picture), since, since_number "
+    "(the first position that it is the same at), commit_time (of its last transaction, null if "
+    "that is not known), recorded_at, asked, exact (whether it is as of the position asked for), "
+    "tables (table, destination, snapshot_id, base_snapshot_id, query), missing (table, phase). "
+    "Keys are only ever added. " + SETTINGS_EPILOG,
+)
+@click.argument("position", required=False, metavar="[LSN]")
+@pipeline_options(ends=True, tables=True)
+@click.option("--at", "moment", metavar="TIME", help="A time instead of LSN: 2026-11-15T12:00:00Z.")
+@click.option(
+    "--table", "only", multiple=True, metavar="NAME", help="Only this table; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@debug_option
+@click.pass_context
+def as_of(
+    context: click.Context,
+    /,
+    position: str | None,
+    chosen: Chosen,
+    moment: str | None,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Print the SQL that reads all tables as of one commit of the source."""
+    from walflow.cli.processes import own_temporary_folder
+    from walflow.observe import logs
+
+    if position is not None and moment is not None:
+        raise click.UsageError("Give LSN or --at, not both.")
+    at = None if position is None else _lsn(position)
+    when = None if moment is None else _time(moment)
+    settings = chosen.settings()
+    phases = _phases(settings)
+    _check_known(only, phases)
+    logs.configure(level="warning")
+    with own_temporary_folder():
+        found = _read(settings, at, when, debug=is_debug(context))
+    shown = _shown(found, at, phases, only)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({**shown, "asked": position or moment}, ensure_ascii=False))
+    else:
+        _print(shown, position or moment)
+    return 0
+
+
+def _lsn(text: str) -> Lsn:
+    from walflow.model import Lsn
+
+    if _LSN.fullmatch(text) is None:
+        raise click.UsageError(f"{text!r} is not a log position: one looks like 16/B374D848.")
+    return Lsn.parse(text)
+
+
+def _time(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"{text!r} is not a time: one looks like 2026-11-15T12:00:00Z."
+        ) from None
+    # Without a zone it is the one of whoever asks.
+    return moment.astimezone(UTC)
+
+
+def _phases(settings: Settings) -> Mapping[TableName, Phase]:
+    """Of all tables that the pipeline has; none if its store is not to be had here."""
+    from walflow.cli.opening import opened_store_if_any
+
+    with opened_store_if_any(settings) as store:
+        if store is None:
+            return {}
+        states = store.get_table_replication_states().values()
+        return {state.table: state.phase for state in states}
+
+
+def _check_known(only: tuple[str, ...], phases: Mapping[TableName, Phase]) -> None:
+    from walflow.errors import UnknownTable
+
+    known = {str(name) for name in phases}
+    for name in only:
+        if phases and name not in known:
+            raise UnknownTable(
+                f"the pipeline has no table {name}",
+                hint=f"It has: {', '.join(sorted(known))}. Say schema.table, as the source does.",
+            )
+
+
+def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: bool) -> AsOf:
+    from walflow.destinations import open_destination
+    from walflow.destinations.lake import LakeDestination
+
+    # Whose the tables are does not matter to who only reads.
+    opened = open_destination(settings, "", debug=debug, warm_up=False)
+    try:
+        destination = opened.destination
+        assert isinstance(destination, LakeDestination)
+        found = destination.as_of(at, when)
+        if found is None:
+            raise _nothing(settings, at, when, destination.oldest_picture())
+    finally:
+        opened.close()
+    return found
+
+
+def _nothing(
+    settings: Settings, at: Lsn | None, when: datetime | None, oldest: KeptPicture | None
+) -> Exception:
+    from walflow.errors import NoPicture, PictureGone
+
+    if oldest is None:
+        return NoPicture(
+            f"no picture of the tables of the pipeline {settings.name} is in {_uri(settings)}",
+            hint="Pictures are kept while `walflow run` follows tables that are Ready: let it run "
+            "for a moment. Say which pipeline is meant with --name and --to.",
+        )
+    asked = when.isoformat() if at is None and when is not None else at
+    return PictureGone(
+        f"there is no picture as old as {asked}: the oldest one is of {oldest.since}"
+        f" ({_written(oldest)})",
+        hint=f"Ask for {oldest.since} or later. How long pictures are kept is said by "
+        "maintenance.keep_snapshots_seconds.",
+    )
+
+
+def _uri(settings: Settings) -> str:
+    from walflow.redaction import redacted
+
+    return redacted(settings.destination.uri)
+
+
+def _written(picture: KeptPicture) -> str:
+    if picture.commit_time is not None:
+        return f"committed {_iso(picture.commit_time)}"
+    return f"kept {_iso(picture.recorded)}"
+
+
+def _iso(moment: datetime) -> str:
+    from walflow.cli.units import iso_time
+
+    return iso_time(moment.timestamp())
+
+
+def _shown(
+    found: AsOf, at: Lsn | None, phases: Mapping[TableName, Phase], only: tuple[str, ...]
+) -> dict[str, Any]:
+    from walflow.errors import PictureGone
+
+    picture = found.picture
+    wanted = [
+        (table, query)
+        for table, query in zip(picture.tables, found.queries, strict=True)
+        if not only or str(table.source) in only
+    ]
+    gone = [str(table.source) for table, query in wanted if query is None]
+    if gone:
+        raise PictureGone(
+            f"the snapshots of {', '.join(gone)} that belong to the picture of {picture.upto} are "
+            "gone",
+            hint="Somebody else has expired them, or the table was dropped. Ask for a newer "
+            "picture, or leave the table out: --table NAME for each of the others.",
+        )
+    there = {table.source for table, _ in wanted}
+    return {
+        "lsn": str(picture.upto),
+        "lsn_number": int(picture.upto),
+        "since": str(picture.since),
+        "since_number": int(picture.since),
+        "commit_time": None if picture.commit_time is None else _iso(picture.commit_time),
+        "recorded_at": _iso(picture.recorded),
+        "exact": at is None or at <= picture.upto,
+        "tables": [
+            {
+                "table": str(table.source),
+                "destination": str(table.table),
+                "snapshot_id": table.version,
+                "base_snapshot_id": table.base,
+                "query": query,
+            }
+            for table, query in wanted
+        ],
+        "missing": [
+            {"table": str(name), "phase": phase.value}
+            for name, phase in sorted(phases.items())
+            if name not in there and (not only or str(name) in only)
+        ],
+    }
+
+
+def _print(shown: Mapping[str, Any], asked: str | None) -> None:
+    """As SQL, so that all of it can be pasted."""
+    time = shown["commit_time"]
+    told = f"committed {time}" if time is not None else f"kept {shown['recorded_at']}"
+    click.echo(f"-- All tables as of {shown['lsn']} ({told})")
+    if not shown["exact"]:
+        click.echo(f"-- There is no picture of {asked} itself: this is the newest one before it.")
+    for missing in shown["missing"]:
+        click.echo(f"-- Not in it: {missing['table']} (now {missing['phase']})")
+    for table in shown["tables"]:
+        query = table["query"]
+        if "\n" in query:
+            click.echo(f"-- {table['table']}")
+        click.echo(f"{query};")
