@@ -168,9 +168,7 @@ class DeltaFormat:
         found = {name: upkeep.version_at(self._folder(name), at) for name, at in positions.items()}
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(
-        self, spark: SparkSession, name: TableName, key: Sequence[str], policy: Compaction
-    ) -> bool:
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
         return upkeep.compact(spark, self._folder(name), policy)
 
     def expire(
