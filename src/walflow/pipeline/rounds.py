@@ -172,7 +172,10 @@ class Rounds:
         if stretch.span.after >= state.position:
             return False
         there = self._store.get_table_schema(file.table, Lsn(state.position - 1))
-        return there is not None and file.version < there.version
+        if there is None or file.version >= there.version:
+            return False
+        # One that is the same was first heard of under that version, and goes on.
+        return not self._evolver.form(file.table, file.version).same_columns(there)
 
     # In which form.
 
