@@ -39,14 +39,15 @@ WITH RECURSIVE
      WHERE kind = 'r' AND a.atthasmissing GROUP BY root, a.attname)
 SELECT a.attrelid, stored.filenodes,
        a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated <> '', a.attisdropped,
-       a.xmin::text::int8, coalesce(age(a.xmin) > age(slot.catalog_xmin), false),
+       a.xmin::text::int8,
+       coalesce(age(a.xmin) > (SELECT age(catalog_xmin) FROM pg_replication_slots
+                                WHERE slot_name = %(slot)s), false),
        CASE WHEN missing.files = stored.files AND cardinality(missing.texts) = 1
             THEN missing.texts[1] END,
        coalesce(missing.files = stored.files AND cardinality(missing.texts) = 1, true)
   FROM pg_attribute AS a
   LEFT JOIN stored ON stored.root = a.attrelid
   LEFT JOIN missing ON missing.root = a.attrelid AND missing.attname = a.attname
-  LEFT JOIN pg_replication_slots AS slot ON slot.slot_name = %(slot)s
  WHERE a.attrelid = ANY(%(oids)s) AND a.attnum > 0
  ORDER BY a.attrelid, a.attnum
 """
