@@ -459,7 +459,7 @@ class PictureGone(WalflowError):
     """The tables can no longer be read as they were then."""
 
     kind = ErrorKind.RESULT
-    exit_code = 80
+    exit_code = 82
 
 
 class NotEqual(WalflowError):

@@ -32,7 +32,7 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
     "minutes, then one a minute for an hour, one in ten minutes for a day, one an hour for 30 "
     "days, at most for maintenance.keep_snapshots_seconds.\n\n"
     "The source is not asked, and the pipeline may run or not. Exit code 79 if no picture was kept "
-    "yet, 80 if there is none so old any more, 75 for a table that the pipeline has not.\n\n"
+    "yet, 82 if there is none so old any more, 75 for a table that the pipeline has not.\n\n"
     "The object of --json: lsn, lsn_number (all up to it is in the picture), since, since_number "
     "(the first position that it is the same at), commit_time (of its last transaction, null if "
     "that is not known), recorded_at, asked, exact (whether it is as of the position asked for), "

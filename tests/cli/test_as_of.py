@@ -1,0 +1,94 @@
+"""``walflow as-of`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.commands import Room
+from tests.cli.stored import opened, put_table
+from tests.conftest import Database
+from tests.destinations.reference import reading_session
+from walflow.errors import NoPicture, PictureGone, UnknownTable
+from walflow.model import Lsn, Phase
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pipeline(room: Room, source: str) -> list[str]:
+    return [
+        *("--from", source, "--to", f"iceberg://{room.path / 'lake'}"),
+        *("--name", "shop", "--log", str(room.path / "log")),
+        *("--set", "spark.driver_memory=1g"),
+        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["16B374D848"], "'16B374D848' is not a log position: one looks like 16/B374D848."),
+        (["0/1", "--at", "2026-11-15"], "Give LSN or --at, not both."),
+        (["--at", "yesterday"], "'yesterday' is not a time: one looks like 2026-11-15T12:00:00Z."),
+    ],
+)
+def test_what_cannot_be_understood(room: Room, arguments: list[str], told: str) -> None:
+    ran = room.run("as-of", *arguments, *pipeline(room, "postgresql:///none"))
+    assert ran.returncode == 2
+    assert told in ran.stderr
+
+
+def test_a_table_that_the_pipeline_has_not(room: Room) -> None:
+    with opened(room.path / "log") as store:
+        put_table(store, 1, "public.orders", Phase.READY)
+    ran = room.run("as-of", "--table", "orders", *pipeline(room, "postgresql:///none"))
+    assert ran.returncode == UnknownTable.exit_code
+    assert "It has: public.orders. Say schema.table, as the source does." in ran.stderr
+
+
+@pytest.mark.spark
+def test_the_sql_reads_all_tables_as_of_one_commit(
+    database: Database, room: Room, spark: SparkSession
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, amount int)",
+        "CREATE TABLE lines (id bigint PRIMARY KEY, amount int)",
+        "INSERT INTO orders VALUES (1, 10)",
+        "INSERT INTO lines VALUES (1, 4), (2, 6)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    options = pipeline(room, database.uri)
+    empty = room.run("as-of", *options)
+    assert empty.returncode == NoPicture.exit_code
+    assert "no picture of the tables of the pipeline shop" in empty.stderr
+    slot = ["--slot", f"{database.name}_slot"]
+    ran = room.run("run", "--until-caught-up", *options, *slot)
+    assert ran.returncode == 0, ran.stderr
+
+    newest = room.run("as-of", "--json", *options)
+    assert newest.returncode == 0, newest.stderr
+    shown = json.loads(newest.stdout)
+    assert [table["table"] for table in shown["tables"]] == ["public.lines", "public.orders"]
+    assert (shown["exact"], shown["missing"], shown["asked"]) == (True, [], None)
+    assert Lsn.parse(shown["lsn"]) == shown["lsn_number"] >= shown["since_number"]
+    reader = reading_session(spark, room.path / "lake")
+    amounts = [
+        reader.sql(f"SELECT sum(amount) FROM ({table['query']})").collect()[0][0]
+        for table in shown["tables"]
+    ]
+    assert amounts == [10, 10]
+
+    later = room.run("as-of", "FFFF/0", "--table", "public.orders", *options)
+    assert later.returncode == 0, later.stderr
+    head, note, query = later.stdout.splitlines()
+    assert head.startswith(f"-- All tables as of {shown['lsn']} (")
+    assert note == "-- There is no picture of FFFF/0 itself: this is the newest one before it."
+    assert query == f"{shown['tables'][1]['query']};"
+
+    before = room.run("as-of", "0/1", *options)
+    assert before.returncode == PictureGone.exit_code
+    assert f"the oldest one is of {shown['since']}" in before.stderr
+    assert f"Ask for {shown['since']} or later." in before.stderr
