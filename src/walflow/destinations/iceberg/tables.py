@@ -78,6 +78,9 @@ def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
         f"{prefix}.warehouse": warehouse,
         # Each session would cache tables for itself, and not see what another one commits.
         f"{prefix}.cache-enabled": "false",
+        # A table that gets another name stays in its folder. If another one of its former name
+        # came into the same, each would take the other's files for litter.
+        f"{prefix}.unique-table-location": "true",
         **{f"{prefix}.{name}": value for name, value in options.items()},
     }
 
