@@ -312,7 +312,7 @@ class LakeDestination:
             viewed = {
                 name: parts
                 for name in (table.table for table in picture.tables)
-                if (parts := Parts.of(name, self._known(spark, name))) is not None
+                if (parts := Parts.of(name, self._seen(spark, name))) is not None
             }
             self._pictures.record(spark, picture, viewed)
 
@@ -400,6 +400,13 @@ class LakeDestination:
             with self._lock:
                 self._stored[name] = known
         return known
+
+    def _seen(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """How the table was a moment ago, for who does not write it. What they find is not kept:
+        while somebody else writes, it may be old by then."""
+        with self._lock:
+            known = self._stored.get(name)
+        return known or self._look(spark, name)
 
     def _look(self, spark: SparkSession, name: TableName) -> Stored | None:
         """How the table is; None when there is none. DestinationForeign when it is not ours."""
