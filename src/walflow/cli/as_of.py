@@ -25,7 +25,7 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 
 @click.command(
     "as-of",
-    epilog="While tables change, about once a second a picture is kept: which of their snapshots "
+    epilog="While tables change, every second or few a picture is kept: which of their snapshots "
     "belong together. This prints the newest one, or the newest up to LSN or --at, and for each "
     "table the query that reads it. All tables then show the source at one and the same commit. "
     "The pictures are in the destination, in _walflow.progress_<name>; every one is kept for 15 "

@@ -38,7 +38,7 @@ _FAR_BEHIND_SECONDS = 60.0
 """A table that is so late takes all that it can get: rounds that are small make it later."""
 _RECORD_SECONDS = 1.0
 _RECORD_SECONDS_A_TABLE = 0.05
-_RECORD_SHARE = 0.1
+_RECORD_SHARE = 0.05
 """Of the time is spent on keeping pictures, unless one takes very long."""
 _REMEMBERED = 1000
 """Versions of a table that may get into a picture; more have only tables far ahead of others."""
