@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from tests.destinations.reference import (
-    Inexact,
-    Row,
-    Source,
-    assert_same,
-    make_schema,
-    reading_session,
-)
+from tests.destinations.modes import KEYED, KEYLESS, MODELS, Lake, Note, NotedSource, Told, begun
+from tests.destinations.reference import Inexact, Row, assert_same, make_schema, reading_session
 from walflow.config.settings import Mode
 from walflow.destinations.base import Events
-from walflow.destinations.iceberg import IcebergFormat, table_identifier
-from walflow.destinations.lake import EXACT, LakeDestination, Metadata, Owner, TablePlan
+from walflow.destinations.iceberg import table_identifier
+from walflow.destinations.lake import Metadata, TablePlan
 from walflow.errors import DestinationError
 from walflow.model import Lsn, Span, TableSchema
 
@@ -31,200 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-OWNER = Owner("shop", "7300000000000000001", 1)
-KEYED = make_schema({"id": "bigint", "a": "string", "b": "string", "n": "int"}, ["id"])
-KEYLESS = make_schema({"a": "string", "n": "int"}, [])
-COPY_TIME = None
-"""The models' time of a copy: when it is, nobody knows before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One change, with all that the source knows of it."""
-
-    kind: str
-    lsn: int
-    seq: int
-    time: datetime.datetime
-    new: Row | None = None
-    old: Row | None = None
-
-
-class NotedSource(Source):
-    """A source whose transactions have times, and which remembers all that happened."""
-
-    def __init__(self, schema: TableSchema, folder: Path) -> None:
-        super().__init__(schema, folder)
-        self.notes: list[Note] = []
-
-    def insert(self, **row: Any) -> None:
-        super().insert(**row)
-        self._remember("insert", new=self.rows[-1])
-
-    def update(self, old: Row, unsent: Sequence[str] = (), **changed: Any) -> Row:
-        new = super().update(old, unsent, **changed)
-        self._remember("update", new=new, old=old)
-        return new
-
-    def delete(self, row: Row) -> None:
-        super().delete(row)
-        self._remember("delete", old=row)
-
-    def truncate(self) -> None:
-        super().truncate()
-        self._remember("truncate")
-
-    def _remember(self, kind: str, new: Row | None = None, old: Row | None = None) -> None:
-        written = self._log[-1]
-        # Later than any copy that a test makes.
-        time = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
-        time += datetime.timedelta(seconds=written["_lsn"])
-        written["_timestamp"] = time
-        self.notes.append(Note(kind, written["_lsn"], written["_seq"], time, new, old))
-
-
-# The models: from the rows that were copied, and what happened since, to the table's rows.
-
-Copied = tuple[Sequence[Row], int]
-
-
-def _key(schema: TableSchema, row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in (schema.key or schema.column_names))
-
-
-def _told(kind: str, lsn: int, time: datetime.datetime | None) -> Row:
-    return {"_CHANGE_TYPE": kind, "_LSN": lsn, "_TIMESTAMP": time}
-
-
-def _first_of(schema: TableSchema, rows: Sequence[Row], sought: Row) -> Row:
-    """Of equal rows that are not deleted, the one that came first."""
-    found = [
-        row
-        for row in rows
-        if _key(schema, row) == _key(schema, sought) and not row.get("_DELETED", False)
-    ]
-    return min(found, key=lambda row: (row["_LSN"], row["_CHANGE_TYPE"]))
-
-
-def mirrored(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
-    table = [{**row, **_told("copy", copied[1], COPY_TIME)} for row in copied[0]]
-    for note in notes:
-        if note.kind == "truncate":
-            table = []
-        if note.old is not None:
-            gone = _first_of(schema, table, note.old)
-            table = [row for row in table if row is not gone]
-        if note.new is not None:
-            table.append({**note.new, **_told(note.kind, note.lsn, note.time)})
-    return table
-
-
-def soft_deleted(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
-    table = [{**row, **_told("copy", copied[1], COPY_TIME), "_DELETED": False} for row in copied[0]]
-    for note in notes:
-        if note.kind == "truncate":
-            for row in table:
-                if not row["_DELETED"]:
-                    row |= {**_told("truncate", note.lsn, note.time), "_DELETED": True}
-        if note.old is not None:
-            gone = _first_of(schema, table, note.old)
-            gone |= {**_told("delete", note.lsn, note.time), "_DELETED": True}
-        if note.new is not None:
-            if schema.key:
-                there = _key(schema, note.new)
-                table = [row for row in table if _key(schema, row) != there]
-            told = _told(note.kind, note.lsn, note.time)
-            table.append({**note.new, **told, "_DELETED": False})
-    return table
-
-
-def historical(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
-    table = [{**row, **_told("copy", copied[1], COPY_TIME), "_SEQ": -1} for row in copied[0]]
-    nothing = dict.fromkeys(schema.column_names)
-    for note in notes:
-        told, row = _told(note.kind, note.lsn, note.time), note.new or {}
-        if note.old is not None:
-            identity = {n: note.old[n] for n in schema.key or schema.column_names}
-            if note.new is None:
-                row = note.old if note.seq < 0 else identity
-            elif not schema.key or _key(schema, note.old) != _key(schema, note.new):
-                left = {**nothing, **identity, **told, "_CHANGE_TYPE": "delete"}
-                table.append({**left, "_SEQ": 2 * note.seq})
-        table.append({**nothing, **row, **told, "_SEQ": 2 * note.seq + 1})
-    return table
-
-
-def versioned(schema: TableSchema, copied: Copied, notes: Sequence[Note]) -> list[Row]:
-    def version(row: Row, kind: str, lsn: int, time: datetime.datetime | None) -> Row:
-        span = {"_VALID_FROM": time, "_VALID_TO": None, "_CURRENT": True}
-        return {**row, **_told(kind, lsn, time), **span}
-
-    past: list[Row] = []
-    now = {_key(schema, row): version(row, "copy", copied[1], COPY_TIME) for row in copied[0]}
-    for _, changes in itertools.groupby(notes, lambda note: note.lsn):
-        seen, before = list(changes), dict(now)
-        for note in seen:
-            if note.kind == "truncate":
-                now.clear()
-            if note.old is not None:
-                del now[_key(schema, note.old)]
-            if note.new is not None:
-                now[_key(schema, note.new)] = version(note.new, note.kind, note.lsn, note.time)
-        for key, row in before.items():
-            if now.get(key) is not row:
-                past.append({**row, "_VALID_TO": seen[0].time, "_CURRENT": False})
-    return past + list(now.values())
-
-
-MODELS: Mapping[Mode, Callable[[TableSchema, Copied, Sequence[Note]], list[Row]]] = {
-    "mirror": mirrored,
-    "soft_delete": soft_deleted,
-    "history": historical,
-    "scd2": versioned,
-}
-
-
-# A lake of each format.
-
-
-@dataclass(slots=True)
-class Lake:
-    spark: SparkSession
-    folder: Path
-    open: list[LakeDestination] = field(default_factory=list)
-
-    def destination(self, plan: TablePlan, name: str) -> LakeDestination:
-        """One with a folder of its own."""
-        format = IcebergFormat(str(self.folder / name))
-        made = LakeDestination(self.spark, format, OWNER, lambda table: plan)
-        self.open.append(made)
-        return made
-
-    def rows(self, schema: TableSchema, name: str) -> list[Row]:
-        """With our columns, and the times of copies left out."""
-        session = reading_session(self.spark, self.folder / name)
-        table = session.table(table_identifier(schema.name)).toArrow()
-        return [_as_in_models(row) for row in table.to_pylist()]
-
-    def columns(self, schema: TableSchema, name: str) -> list[str]:
-        session = reading_session(self.spark, self.folder / name)
-        return session.table(table_identifier(schema.name)).columns
-
-    def commits(self, schema: TableSchema, name: str) -> int:
-        session = reading_session(self.spark, self.folder / name)
-        return session.table(f"{table_identifier(schema.name)}.snapshots").count()
-
-
-def _as_in_models(row: Row) -> Row:
-    row = {
-        name: v.astimezone(datetime.UTC) if isinstance(v, datetime.datetime) and v.tzinfo else v
-        for name, v in row.items()
-    }
-    texts = dict(row.pop(EXACT, None) or [])
-    if row.get("_CHANGE_TYPE") == "copy":
-        row |= {name: COPY_TIME for name in ("_TIMESTAMP", "_VALID_FROM") if name in row}
-    return {n: Inexact(v, texts[n]) if n in texts else v for n, v in row.items()}
-
 
 @pytest.fixture(params=["iceberg"])
 def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
@@ -232,49 +34,6 @@ def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
     yield lake
     for destination in lake.open:
         destination.shutdown()
-
-
-class Told:
-    """A story, told to a table in rounds."""
-
-    def __init__(
-        self,
-        lake: Lake,
-        schema: TableSchema,
-        mode: Mode,
-        name: str,
-        plan: TablePlan | None = None,
-    ) -> None:
-        self.lake, self.schema, self.mode, self.name = lake, schema, mode, name
-        self.destination = lake.destination(plan or TablePlan(mode=mode), name)
-        log = lake.folder / f"{name}-log"
-        log.mkdir()
-        self.source = NotedSource(schema, log)
-        self.copied: Copied = ([], 0)
-
-    def copy(self, exact: bool = False) -> None:
-        self.source.events(self.lake.spark)
-        self.copied = ([dict(row) for row in self.source.rows], int(self.source.position))
-        self.source.notes.clear()
-        files = [self.source.copy_file(exact)]
-        self.destination.adopt_files(self.schema, files, self.source.position, exact)
-
-    def round(self) -> Events:
-        events = self.source.events(self.lake.spark)
-        self.destination.write_events(events)
-        return events
-
-    def rows(self) -> list[Row]:
-        return self.lake.rows(self.schema, self.name)
-
-    def columns(self) -> list[str]:
-        return self.lake.columns(self.schema, self.name)
-
-    def expected(self) -> list[Row]:
-        return MODELS[self.mode](self.schema, self.copied, self.source.notes)
-
-    def check(self) -> None:
-        assert_same(self.rows(), self.expected())
 
 
 Story = Callable[[NotedSource], Iterator[None]]
@@ -383,19 +142,6 @@ def copies_story(source: NotedSource) -> Iterator[None]:
     yield
 
 
-def _begun(lake: Lake, schema: TableSchema, mode: Mode, name: str) -> Told:
-    told = Told(lake, schema, mode, name)
-    with told.source.transaction():
-        if schema.key:
-            for number in (1, 2, 3, 4):
-                told.source.insert(id=number, a=f"a{number}", b=f"b{number}", n=number)
-        else:
-            for row in ({"a": "x", "n": 1}, {"a": "x", "n": 1}, {"a": "y"}, {"a": "y"}):
-                told.source.insert(**row)
-    told.copy()
-    return told
-
-
 def _tell(told: Told, story: Story, every: int) -> list[Events]:
     """In rounds of so many parts of the story."""
     rounds = []
@@ -406,30 +152,56 @@ def _tell(told: Told, story: Story, every: int) -> list[Events]:
     return rounds
 
 
+AS_OF = {"history": "WITH until AS", "scd2": "-- as of a time"}
+"""What the queries for the state at a time begin with, in docs/modes.md."""
+
+
+def _as_of(told: Told, time: datetime.datetime) -> list[Row]:
+    """What the documented query shows."""
+    page = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    first = page.index(AS_OF[told.mode])
+    start = max(page.rfind(f"\n{word} ", 0, first + 10) for word in ("WITH", "SELECT")) + 1
+    query = page[start : page.index("```", start)].strip().removesuffix(";")
+    query = query.replace("lake.public.orders", table_identifier(told.schema.name))
+    query = query.replace("2026-11-15 12:00:00", f"{time:%Y-%m-%d %H:%M:%S}")
+    session = reading_session(told.lake.spark, told.lake.folder / told.name)
+    found = session.sql(query).select(*told.schema.column_names).toArrow()
+    rows: list[Row] = found.to_pylist()
+    return rows
+
+
+def long_story(source: NotedSource) -> Iterator[None]:
+    yield from keyed_story(source)
+    yield from truncating_story(source)
+
+
 @pytest.mark.parametrize(
-    ("schema", "story"),
+    ("mode", "schema", "story"),
     [
-        pytest.param(KEYED, keyed_story, id="keyed"),
-        pytest.param(KEYED, truncating_story, id="truncates"),
-        pytest.param(KEYLESS, copies_story, id="keyless"),
+        pytest.param("mirror", KEYED, keyed_story, id="mirror"),
+        # Of what was before a truncate nothing is left to be seen.
+        pytest.param("mirror", KEYED, truncating_story, id="mirror-truncates"),
+        pytest.param("mirror", KEYLESS, copies_story, id="mirror-keyless"),
+        pytest.param("soft_delete", KEYED, long_story, id="soft_delete"),
+        pytest.param("soft_delete", KEYLESS, copies_story, id="soft_delete-keyless"),
+        pytest.param("history", KEYED, long_story, id="history"),
+        pytest.param("history", KEYLESS, copies_story, id="history-keyless"),
+        pytest.param("scd2", KEYED, long_story, id="scd2"),
     ],
 )
-@pytest.mark.parametrize("mode", MODELS)
 def test_a_story_in_one_round_and_in_several(
     lake: Lake, schema: TableSchema, story: Story, mode: Mode
 ) -> None:
-    if mode == "scd2" and not schema.key:
-        with pytest.raises(DestinationError, match="no key") as caught:
-            _begun(lake, schema, mode, "refused")
-        assert not caught.value.retry
-        return
-    whole = _begun(lake, schema, mode, "whole")
+    whole = begun(lake, schema, mode, "whole")
     rounds = _tell(whole, story, every=1000)
     whole.check()
     commits = lake.commits(schema, "whole")
+    if mode in AS_OF and schema.key:
+        for time, rows in whole.source.states[::2]:
+            assert_same(_as_of(whole, time), rows)
 
-    parts = _begun(lake, schema, mode, "parts")
-    several = _tell(parts, story, every=2)
+    parts = begun(lake, schema, mode, "parts")
+    several = _tell(parts, story, every=3)
     parts.check()
 
     # What was applied comes again, alone and as the first part of a round.
@@ -440,6 +212,13 @@ def test_a_story_in_one_round_and_in_several(
     parts.check()
     whole.check()
     assert lake.commits(schema, "whole") == commits
+
+
+def test_versions_need_a_key(lake: Lake) -> None:
+    with pytest.raises(DestinationError, match="has no key") as caught:
+        begun(lake, KEYLESS, "scd2", "refused")
+    assert not caught.value.retry
+    assert "history" in caught.value.hint
 
 
 PAST: tuple[Mode, ...] = ("soft_delete", "history", "scd2")
@@ -464,8 +243,12 @@ def _copied_again(told: Told, schema: TableSchema | None = None) -> None:
 
 @pytest.mark.parametrize("mode", PAST)
 def test_a_new_copy_keeps_the_past(lake: Lake, mode: Mode) -> None:
-    told = _begun(lake, KEYED, mode, "again")
+    told = begun(lake, KEYED, mode, "again")
     source = told.source
+    with source.transaction():
+        source.truncate()
+        for row in told.copied[0]:
+            source.insert(**row)
     with source.transaction():
         source.update(source.find(id=1), n=11)
         source.insert(id=5, a="a5", b="b5", n=5)
@@ -507,7 +290,7 @@ def test_a_new_copy_keeps_the_past(lake: Lake, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["soft_delete", "history"])
 def test_a_new_copy_without_a_key_counts(lake: Lake, mode: Mode) -> None:
-    told = _begun(lake, KEYLESS, mode, "again")
+    told = begun(lake, KEYLESS, mode, "again")
     source = told.source
     with source.transaction():
         source.delete(source.find(a="x"))
@@ -529,7 +312,7 @@ def test_a_new_copy_without_a_key_counts(lake: Lake, mode: Mode) -> None:
 
 
 def test_a_new_copy_of_another_form(lake: Lake) -> None:
-    told = _begun(lake, KEYED, "history", "form")
+    told = begun(lake, KEYED, "history", "form")
     added = make_schema(
         {"id": "bigint", "a": "string", "bb": "string", "n": "bigint", "c": "int"}, ["id"]
     )
@@ -566,7 +349,7 @@ def test_a_new_copy_of_another_form(lake: Lake) -> None:
 
 
 def test_switching(lake: Lake) -> None:
-    told = _begun(lake, KEYED, "mirror", "switched")
+    told = begun(lake, KEYED, "mirror", "switched")
     destination = lake.destination(TablePlan(mode="history"), "switched")
     assert destination.applied(KEYED) is None
     told.mode, told.destination = "history", destination
@@ -638,3 +421,63 @@ def test_keys_that_their_type_cannot_hold(lake: Lake, mode: Mode) -> None:
         source.update(source.find(at=far), unsent=["n"], big=None)
     told.round()
     told.check()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    kind: str
+    which: int
+    key: int
+    unsent: bool
+
+
+steps = st.builds(
+    Step,
+    st.sampled_from(["insert", "update", "update", "move", "move", "delete", "truncate"]),
+    st.integers(0, 5),
+    st.integers(1, 6),
+    st.booleans(),
+)
+transactions = st.lists(st.lists(steps, min_size=1, max_size=6), min_size=2, max_size=4)
+
+_numbers = itertools.count()
+
+
+def _take(source: NotedSource, step: Step) -> None:
+    taken = {row["id"] for row in source.rows}
+    value = f"{step.kind}{next(_numbers)}"
+    if step.kind == "truncate" and step.which == 0:
+        source.truncate()
+    elif step.kind == "insert" and step.key not in taken:
+        source.insert(id=step.key, a=value, b=value, n=step.which)
+    elif source.rows:
+        row = source.rows[step.which % len(source.rows)]
+        unsent = ["a", "b"] if step.unsent else ["b"]
+        changed: Row = {"n": step.which} if step.unsent else {"a": value}
+        if step.kind == "delete":
+            source.delete(row)
+        elif step.kind == "move" and step.key not in taken:
+            source.update(row, unsent, id=step.key, **changed)
+        else:
+            source.update(row, unsent, **changed)
+
+
+@given(done=transactions, every=st.integers(1, 3))
+@settings(
+    max_examples=3,
+    deadline=None,
+    # To make an example smaller takes longer than to read a large one.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_happens(lake: Lake, done: list[list[Step]], every: int) -> None:
+    for mode in MODELS:
+        told = begun(lake, KEYED, mode, f"any{next(_numbers)}")
+        for number, transaction in enumerate(done, 1):
+            with told.source.transaction():
+                for step in transaction:
+                    _take(told.source, step)
+            if number % every == 0:
+                told.round()
+        told.round()
+        told.check()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXACT_TYPE",
+    "base_key",
     "changes_schema",
     "exploded_copies",
     "identity_of",
@@ -118,7 +119,8 @@ def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
     Columns: ``_change_type`` (``upsert`` or ``delete``), ``_kind``, ``_lsn`` and ``_timestamp`` (of
     the key's last change: insert, update or delete; a row that leaves for another key is deleted
     here), ``_unchanged`` (columns whose value is that of the destination's row), ``_old`` (the key
-    of that row at the start of the stretch, null where it is the row's own key), ``_exact``, and
+    of that row at the start of the stretch, with its own ``_exact``; null where it is the row's
+    own key), ``_exact``, and
     the table's columns. A delete has only its key (and the key's part of ``_exact``).
     """
     if not schema.key:
@@ -203,7 +205,18 @@ def _no_exact() -> Expr:
 
 def _key_type(schema: TableSchema) -> str:
     fields = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in schema.key_columns)
-    return f"struct<{fields}>"
+    return f"struct<{fields}, _exact: {EXACT_TYPE}>"
+
+
+def base_key(base: Expr, schema: TableSchema, stats: ChangeStats) -> Expr:
+    """The columns, and the exact texts, of a key that tells rows apart (see identity_of)."""
+    columns = schema.key_columns
+    inexact = [c.name for c in columns if may_be_inexact(c)] if stats.exact else []
+    texts = [(name, base[f"f{len(columns) + n}"]) for n, name in enumerate(inexact)]
+    return sf.struct(
+        *(base[f"f{n}"].alias(c.name) for n, c in enumerate(columns)),
+        (texts_map(texts) if texts else _no_exact()).alias("_exact"),
+    )
 
 
 def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
@@ -407,12 +420,6 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
     )
     unchanged = sf.when(~sf.col("last.deletes") & (sf.size(lacking) > 0), lacking)
     moved = sf.col("base").isNotNull() & (sf.col("base") != sf.col("last.key"))
-    base_key = sf.struct(
-        *(
-            sf.col(f"base.f{number}").alias(column.name)
-            for number, column in enumerate(schema.key_columns)
-        )
-    )
     values = [
         (
             sf.when(~sf.col("last.deletes"), sf.col(f"{names[name]}.value"))
@@ -428,7 +435,9 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         sf.col("last.at._lsn").alias("_lsn"),
         sf.col("last.time").alias("_timestamp"),
         unchanged.alias("_unchanged"),
-        sf.when(unchanged.isNotNull() & moved, base_key).alias("_old"),
+        sf.when(unchanged.isNotNull() & moved, base_key(sf.col("base"), schema, stats)).alias(
+            "_old"
+        ),
         exact.alias("_exact"),
         *values,
     )

@@ -138,8 +138,7 @@ def _is_at(place: str, truncate: Truncate) -> str:
 
 
 def _moment(truncate: Truncate) -> str:
-    at = f"named_struct('_lsn', {truncate.lsn}, '_seq', {truncate.seq})"
-    return f"named_struct('at', {at}, 'time', {truncate.time})"
+    return f"named_struct('at', {truncate.at}, 'time', {truncate.time})"
 
 
 def _stored(round: Round, counts: str) -> DataFrame:

@@ -174,6 +174,11 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("base_exact"),
     )
     same = [sf.col("base")[name].eqNullSafe(sf.col(f"_old.{quoted(name)}")) for name in schema.key]
+    for column in schema.key_columns:
+        if may_be_inexact(column):
+            text = sf.lit(column.name)
+            wanted = sf.try_element_at(sf.col("_old._exact"), text)
+            same.append(sf.try_element_at(sf.col("base_exact"), text).eqNullSafe(wanted))
     found = moved.join(table, same, "left")
 
     def value(name: str) -> Expr:

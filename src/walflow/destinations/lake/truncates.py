@@ -27,6 +27,11 @@ class Truncate:
     micros: int
 
     @property
+    def at(self) -> str:
+        """In SQL."""
+        return f"named_struct('_lsn', {self.lsn}L, '_seq', {self.seq}L)"
+
+    @property
     def time(self) -> str:
         """In SQL."""
         return f"timestamp_micros({self.micros})"

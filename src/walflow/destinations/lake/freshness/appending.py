@@ -93,9 +93,10 @@ def _completed(net: DataFrame, round: Round) -> DataFrame:
     shows, under the keys that they had."""
     schema, spark = round.form.schema, round.spark
     lacks = sf.col("_unchanged").isNotNull()
-    own = sf.struct(*(sf.col(quoted(c.name)) for c in schema.key_columns))
+    own = sf.struct(*(sf.col(quoted(c.name)) for c in schema.key_columns), "_exact")
     net = net.withColumn("_old", sf.when(lacks, sf.coalesce(sf.col("_old"), own)))
-    keys = checkpointed(net.where(lacks).select("_old.*").distinct())
+    key = [sf.col(f"_old.{quoted(c.name)}") for c in schema.key_columns]
+    keys = checkpointed(net.where(lacks).select(*key).distinct())
     base, changes = _tables(round)
     views = {
         _BASE: _with_keys(base, keys, schema),

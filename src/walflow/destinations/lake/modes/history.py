@@ -48,12 +48,13 @@ def copied(
 
 def held(table: DataFrame, form: StoredForm) -> DataFrame:
     names = _names(form)
-    kind, at = sf.col(quoted(names.change_type)), sf.struct(quoted(names.lsn), SEQ)
+    kind = sf.col(quoted(names.change_type))
+    at = sf.struct(sf.col(quoted(names.lsn)).alias("lsn"), sf.col(SEQ).alias("seq"))
     found = table.where(kind == _TRUNCATE).agg(sf.max(at).alias("last")).first()
     rows = table.where(kind != _TRUNCATE)
     if found is not None and found["last"] is not None:
         lsn, seq = found["last"]
-        rows = rows.where(at > sf.struct(sf.lit(lsn), sf.lit(seq)))
+        rows = rows.where(at > sf.expr(f"named_struct('lsn', {lsn}L, 'seq', {seq}L)"))
     is_delete = kind == _DELETE
     if form.schema.key:
         newest = Window.partitionBy(stored_key(form, texts=True)).orderBy(at.desc())

@@ -71,8 +71,7 @@ def _steps(changes: DataFrame, schema: TableSchema, truncate: Truncate | None) -
     seen = ~sf.col("gone") & (end.isNull() | (end["at"]["_lsn"] != at["_lsn"]))
     closed = time
     if truncate is not None:
-        emptied = sf.struct(sf.lit(truncate.lsn), sf.lit(truncate.seq))
-        closed = sf.when(at > emptied, sf.expr(truncate.time)).otherwise(time)
+        closed = sf.when(at > sf.expr(truncate.at), sf.expr(truncate.time)).otherwise(time)
     steps = sf.array(sf.when(sf.col("is_first"), sf.lit(_CLOSE)), sf.when(seen, sf.lit(_OPEN)))
     changes = changes.withColumn("step", sf.explode(sf.array_compact(steps)))
     return changes.select(

@@ -15,7 +15,8 @@ from walflow.destinations.lake.merging import mark_net, with_base_rows
 from walflow.destinations.lake.modes.timelines import row_changes
 from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inserts, stored_values
 from walflow.destinations.lake.truncates import Truncate, first_truncate
-from walflow.model import ChangeType, TableSchema
+from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.spark.net import base_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +48,7 @@ def apply(round: Round) -> StoredForm:
 def _merge(round: Round) -> StoredForm:
     changes, stats = round.changes, round.changes.stats
     emptied = _emptied(round.form, first_truncate(changes))
-    with kept(_net(row_changes(changes), round.form.schema)) as net:
+    with kept(_net(row_changes(changes), round.form.schema, stats)) as net:
         round = round.with_exact_for(net, "_exact")
         form, identifier = round.form, round.identifier
         if stats.unchanged and stats.key_changes:
@@ -56,7 +57,7 @@ def _merge(round: Round) -> StoredForm:
     return form
 
 
-def _net(changes: DataFrame, schema: TableSchema) -> DataFrame:
+def _net(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """For each key the last row that it had, if the changes tell it, and what happened to it last.
 
     As net changes are, with a column ``_DELETED``. An ``upsert`` has the row, which may be deleted
@@ -78,7 +79,7 @@ def _net(changes: DataFrame, schema: TableSchema) -> DataFrame:
         .otherwise(sf.col("last.kind"))
     )
     unchanged, base = sf.col("there.unchanged"), sf.col("there.base")
-    old = sf.struct(*(base[f"f{n}"].alias(c.name) for n, c in enumerate(schema.key_columns)))
+    old = base_key(base, schema, stats)
     return by_key.select(
         sf.when(known, "upsert").otherwise("delete").alias("_change_type"),
         kind.alias("_kind"),
