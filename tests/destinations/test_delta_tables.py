@@ -1,0 +1,303 @@
+"""Delta tables: names, positions, whose they are, their forms, versions and upkeep."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from tests.destinations.conftest import OWNER
+from tests.destinations.reference import ALL_TYPES, Source, assert_same, make_schema
+from tests.destinations.test_delta_rounds import delta_lake, delta_rows
+from walflow.destinations.delta import DeltaFormat, table_folder, table_identifier
+from walflow.destinations.delta.tables import SESSION_CONF
+from walflow.destinations.lake import LakeDestination, Owner
+from walflow.destinations.lake.format import Compaction
+from walflow.destinations.lake.sessions import lake_session
+from walflow.errors import DestinationError, DestinationForeign
+from walflow.evolution import Evolution, NotFollowed
+from walflow.model import Column, Lsn, PgType, TableName, TableSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def destination(spark: SparkSession, warehouse: Path) -> Iterator[LakeDestination]:
+    destination = delta_lake(spark, warehouse)
+    yield destination
+    destination.shutdown()
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    return lake_session(spark, SESSION_CONF)
+
+
+def test_copies_of_all_types(
+    spark: SparkSession,
+    session: SparkSession,
+    destination: LakeDestination,
+    warehouse: Path,
+    source: Source,
+) -> None:
+    destination.truncate_table(ALL_TYPES)
+    rows = spark.read.parquet(str(source.copy_file()))
+    destination.write_table_rows(ALL_TYPES, rows)
+    assert destination.applied(ALL_TYPES) is None
+    destination.mark_applied(ALL_TYPES, Lsn(9))
+    assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(9)
+    assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
+    # Another copy takes its place at once; who reads the former one still can.
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(42)
+    assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
+    identifier = table_identifier(warehouse, ALL_TYPES.name)
+    assert session.sql(f"SELECT * FROM {identifier} VERSION AS OF 0").count() == 0
+    destination.drop_table(ALL_TYPES)
+    destination.drop_table(ALL_TYPES)
+    assert destination.applied(ALL_TYPES) is None
+    assert not [file for file in warehouse.rglob("*") if file.is_file()]
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(7), exact=False)
+    assert destination.applied(ALL_TYPES) == Lsn(7)
+    assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
+
+
+def test_weird_names(
+    spark: SparkSession, session: SparkSession, tmp_path: Path, destination: LakeDestination
+) -> None:
+    columns = {"id": "int", "a.b": "string", "q`\"'\\": "string", "ü é,;{}()\n\t=": "string"}
+    schema = make_schema(columns, ["id", "a.b"], "x y.z'`\"%7e~", "Σχήμα.x")
+    source = Source(schema, tmp_path)
+    with source.transaction():
+        source.insert(id=1, **{"a.b": "dot", "q`\"'\\": "quote"})
+    source.events(spark)
+    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    with source.transaction():
+        source.update(source.rows[0], unsent=["q`\"'\\"], **{"ü é,;{}()\n\t=": "x"})
+        source.insert(id=1, **{"a.b": "b"})
+    destination.write_events(source.events(spark))
+    assert_same(delta_rows(session, tmp_path / "warehouse", schema), source.rows)
+    assert destination.own_tables() == [schema.name]
+
+
+def test_columns_that_differ_by_case_alone_are_refused(
+    tmp_path: Path, destination: LakeDestination, warehouse: Path
+) -> None:
+    for columns in ({"id": "int", "Id": "string"}, {"id": "int", "_lsn": "bigint"}):
+        schema = make_schema(columns, ["id"])
+        source = Source(schema, tmp_path)
+        with pytest.raises(DestinationError, match="differ by case alone") as refused:
+            destination.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+        assert not refused.value.retry
+        assert "Iceberg" in refused.value.hint
+    assert not warehouse.exists()
+
+
+def test_rows_without_a_key_are_only_added(
+    spark: SparkSession,
+    session: SparkSession,
+    tmp_path: Path,
+    destination: LakeDestination,
+    warehouse: Path,
+) -> None:
+    schema = make_schema({"a": "string", "m": "map<string,string>"}, [])
+    source = Source(schema, tmp_path)
+    source.events(spark)
+    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    with source.transaction():
+        source.insert(a="x", m=[("k", "v")])
+        source.insert(a="x", m=[("k", "v")])
+    destination.write_events(source.events(spark))
+    before = list(source.rows)
+    assert_same(delta_rows(session, warehouse, schema), before)
+    with source.transaction():
+        source.delete(source.rows[0])
+    with pytest.raises(DestinationError, match="tell equal rows apart") as refused:
+        destination.write_events(source.events(spark))
+    assert not refused.value.retry
+    assert_same(delta_rows(session, warehouse, schema), before)
+
+
+def test_tables_of_others_are_left_alone(
+    spark: SparkSession, session: SparkSession, warehouse: Path, source: Source
+) -> None:
+    ours = delta_lake(spark, warehouse)
+    for name, owner in (("a", Owner("other", OWNER.system)), ("b", Owner(OWNER.pipeline, "1"))):
+        theirs = delta_lake(spark, warehouse, owner)
+        theirs.truncate_table(make_schema({"id": "int"}, ["id"], name))
+        theirs.shutdown()
+    by_hand = table_identifier(warehouse, ALL_TYPES.name)
+    session.sql(f"CREATE TABLE {by_hand} (id bigint) USING delta")
+    damaged = warehouse / "public" / "damaged" / "_delta_log"
+    damaged.mkdir(parents=True)
+    (damaged / f"{0:020}.json").write_text("{")
+    ours.truncate_table(make_schema({"id": "int"}, ["id"], "ours"))
+    with structlog.testing.capture_logs() as logs:
+        assert ours.own_tables() == [TableName("public", "ours")]
+    assert [log["table"] for log in logs] == [
+        table_identifier(warehouse, TableName("public", "damaged"))
+    ]
+    files = {file for file in warehouse.rglob("*") if file.is_file()}
+    for call in (ours.applied, ours.drop_table, ours.truncate_table):
+        with pytest.raises(DestinationForeign, match="was not made by walflow"):
+            call(ALL_TYPES)
+    with pytest.raises(DestinationForeign):
+        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
+    assert {file for file in warehouse.rglob("*") if file.is_file()} == files
+    ours.shutdown()
+
+
+def form(**columns: str) -> TableSchema:
+    """Columns by name: attribute number and type."""
+    parts = {name: column.split(" ") for name, column in columns.items()}
+    return TableSchema(
+        oid=1,
+        name=TableName("public", "t"),
+        columns=tuple(
+            Column(name, PgType("any", 0, 0), kind, name != "id", int(number))
+            for name, (number, kind) in parts.items()
+        ),
+        key=("id",),
+    )
+
+
+def test_a_table_follows_its_sources_form(
+    spark: SparkSession,
+    session: SparkSession,
+    tmp_path: Path,
+    destination: LakeDestination,
+    warehouse: Path,
+) -> None:
+    before = form(id="1 bigint", a="2 string", b="3 string", n="4 int", gone="5 int")
+    source = Source(before, tmp_path)
+    with source.transaction():
+        source.insert(id=1, a="a1", b="b1", n=1, gone=1)
+    source.events(spark)
+    destination.adopt_files(before, [source.copy_file()], source.position, exact=False)
+    after = form(id="1 bigint", b="2 string", a="3 string", n="4 bigint", t="6 timestamp_ntz")
+    was, now = before.column, after.column
+    noon = datetime(2026, 11, 15, 12)
+    evolution = Evolution(
+        before,
+        after,
+        added=(now("t"),),
+        dropped=(was("gone"),),
+        renamed=((was("a"), now("b")), (was("b"), now("a"))),
+        widened=((was("n"), now("n")),),
+        missing={"t": noon},
+    )
+    for lake in (destination, delta_lake(spark, warehouse)):
+        lake.change_table(evolution)
+        assert lake.applied(after) == source.position
+        rows = delta_rows(session, warehouse, after)
+        assert rows == [{"id": 1, "b": "a1", "a": "b1", "n": 1, "t": noon}]
+    text = replace(now("n"), spark_type="string")
+    other = replace(after, columns=(*after.columns[:3], text, *after.columns[4:]))
+    with pytest.raises(NotFollowed):
+        destination.change_table(Evolution(after, other, widened=((now("n"), text),)))
+    new = replace(after, name=TableName("other", "name"))
+    assert destination.rename_table(after, new.name)
+    assert destination.rename_table(after, new.name)
+    assert (destination.applied(after), destination.applied(new)) == (None, source.position)
+    assert delta_rows(session, warehouse, new) == rows
+
+
+def test_versions_and_upkeep(
+    session: SparkSession,
+    tmp_path: Path,
+    spark: SparkSession,
+    destination: LakeDestination,
+    warehouse: Path,
+) -> None:
+    schema = make_schema({"id": "int", "v": "string"}, ["id"])
+    source, format = Source(schema, tmp_path), DeltaFormat(str(warehouse))
+    source.events(spark)
+    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    positions = [source.position]
+    for number in range(3):
+        with source.transaction():
+            source.insert(id=number, v="v")
+        destination.write_events(source.events(spark))
+        positions.append(source.position)
+    found = format.versions(session, schema.name)
+    assert [version.position for version in found] == positions
+    two = format.versions_at(session, {schema.name: Lsn(positions[2] + 1)})
+    assert two == {schema.name: found[2].id}
+    as_of = format.as_of(schema.name, two[schema.name])
+    assert session.sql(f"SELECT id FROM {as_of}").count() == 2
+    # What somebody else does says no position, and takes none away.
+    assert not format.compact(session, schema.name, Compaction(50, 1 << 20))
+    assert format.compact(session, schema.name, Compaction(2, 1 << 20))
+    assert len(session.table(format.identifier(schema.name)).inputFiles()) == 1
+    assert delta_lake(spark, warehouse).applied(schema) == positions[-1]
+    format.remove_orphans(session, schema.name, datetime.now(UTC))
+    assert sorted(session.sql(f"SELECT id FROM {as_of}").collect()) == [(0,), (1,)]
+    # Nor does a table that was made again what it was keep a position that it no longer has.
+    identifier = table_identifier(warehouse, schema.name)
+    session.sql(f"RESTORE TABLE {identifier} TO VERSION AS OF {two[schema.name]}")
+    assert delta_lake(spark, warehouse).applied(schema) == positions[2]
+    assert session.table(identifier).count() == 2
+
+
+def test_expiry_gives_up_what_only_former_versions_need(
+    session: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
+) -> None:
+    format, name = DeltaFormat(str(warehouse)), TableName("public", "older")
+    for position in range(1, 5):
+        destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(position), exact=False)
+    folder = table_folder(warehouse, name)
+    # Elsewhere, because Spark remembers what it has read.
+    shutil.copytree(table_folder(warehouse, ALL_TYPES.name), folder)
+    _as_if_earlier(folder, versions=3, hours=3)
+    orphan = folder / "orphan.parquet"
+    orphan.write_bytes(b"")
+    os.utime(orphan, (0, 0))
+    first, *others = format.versions(session, name)
+    format.expire(session, name, [], datetime.now(UTC))
+    assert orphan.exists()
+    given_up = [first.id, others[0].id, others[1].id]
+    format.expire(session, name, given_up, datetime.now(UTC))
+    assert not orphan.exists()
+    left = [version.id for version in format.versions(session, name)]
+    assert (first.id in left, others[-1].id in left) == (False, True)
+    for version in left:
+        rows = session.sql(f"SELECT * FROM {format.as_of(name, version)}").toArrow()
+        assert rows.num_rows == len(source.rows)
+    with pytest.raises(Exception, match=r"(?i)file.*(not exist|not found|missing)"):
+        session.sql(f"SELECT * FROM {format.as_of(name, first.id)}").toArrow()
+
+
+def _as_if_earlier(folder: Path, versions: int, hours: int) -> None:
+    """Make the table's first commits, and the files of that time, older than they are."""
+    earlier = hours * 3_600_000
+    for version in range(versions):
+        commit = folder / "_delta_log" / f"{version:020}.json"
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            for what, told in action.items():
+                for field in ("timestamp", "deletionTimestamp", "modificationTime"):
+                    if what in ("commitInfo", "remove", "add") and field in told:
+                        told[field] -= earlier
+        commit.with_name(f".{commit.name}.crc").unlink()
+        commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    for file in folder.rglob("*.parquet"):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - earlier / 1000))
+
+
+def test_startup_warms_up_outside_the_warehouse(
+    destination: LakeDestination, warehouse: Path
+) -> None:
+    destination.startup()
+    assert not warehouse.exists()
