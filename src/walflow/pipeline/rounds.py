@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -174,8 +174,10 @@ class Rounds:
         there = self._store.get_table_schema(file.table, Lsn(state.position - 1))
         if there is None or file.version >= there.version:
             return False
-        # One that is the same was first heard of under that version, and goes on.
-        return not self._evolver.form(file.table, file.version).same_columns(there)
+        # One that is the same, whatever the table was called, was first heard of under that version,
+        # and goes on.
+        form = self._evolver.form(file.table, file.version)
+        return not replace(form, name=there.name).same_columns(there)
 
     # In which form.
 
