@@ -66,6 +66,7 @@ def test_from_set_aside_to_dropped(database: Database, room: Room) -> None:
     assert {path.parent.name for path in (room.path / "lake").glob("*/*/metadata")} == {
         "bad",
         "good",
+        "progress_shop",
     }
 
     dropped = room.run("drop", file, "--yes")
