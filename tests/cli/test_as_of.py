@@ -63,7 +63,7 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     options = pipeline(room, database.uri)
     empty = room.run("as-of", *options)
     assert empty.returncode == NoPicture.exit_code
-    assert "no picture of the tables of the pipeline shop" in empty.stderr
+    assert "No picture of the tables of the pipeline shop" in empty.stderr
     slot = ["--slot", f"{database.name}_slot"]
     ran = room.run("run", "--until-caught-up", *options, *slot)
     assert ran.returncode == 0, ran.stderr

@@ -26,7 +26,17 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stderr.strip() == ""
-    for command in ("run", "status", "as-of", "retry", "rollback", "resync", "drop", "demo", "bench"):
+    for command in (
+        "run",
+        "status",
+        "as-of",
+        "retry",
+        "rollback",
+        "resync",
+        "drop",
+        "demo",
+        "bench",
+    ):
         assert f"  {command} " in ran.stdout
 
 
