@@ -174,8 +174,8 @@ class Rounds:
         there = self._store.get_table_schema(file.table, Lsn(state.position - 1))
         if there is None or file.version >= there.version:
             return False
-        # One that is the same, whatever the table was called, was first heard of under that version,
-        # and goes on.
+        # One that is the same, whatever the table was called, was first heard of under that
+        # version, and goes on.
         form = self._evolver.form(file.table, file.version)
         return not replace(form, name=there.name).same_columns(there)
 
