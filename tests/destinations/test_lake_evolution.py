@@ -314,9 +314,7 @@ def test_a_key_that_is_dropped_and_kept(evolving: MakeEvolving) -> None:
     pair.round()
 
 
-def test_former_snapshots_have_their_own_columns(
-    evolving: MakeEvolving,
-) -> None:
+def test_former_snapshots_have_their_own_columns(evolving: MakeEvolving) -> None:
     pair = evolving(ABC)
     pair.copy(*ROWS)
     former = pair.session.sql(f"SELECT snapshot_id FROM {IDENTIFIER}.snapshots").collect()[0][0]
@@ -372,7 +370,7 @@ def test_it_goes_on_from_wherever_it_broke_off(
     for step in itertools.count(1):
         pair.source.schema, pair.source.rows = before, list(full)
         pair.adopt(exact=True)
-        evolution = pair.evolve(after, c=7, l=[1, 2], d="d")
+        evolution = pair.evolve(after, l=[1, 2])
         change = partial(pair.opened().change_table, evolution)
         if not breaking.at(step, change):
             break
@@ -433,12 +431,11 @@ class BrokenOffError(Exception):
     pass
 
 
+@pytest.mark.parametrize("way", ["bridge"], indirect=True)
 def test_files_that_were_adopted_keep_their_names_by_sql_alone(
-    evolving: MakeEvolving, monkeypatch: pytest.MonkeyPatch, way: str
+    evolving: MakeEvolving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table may be adopted over a bridge, and looked after through Spark Connect later."""
-    if way == "sql":
-        monkeypatch.setattr("walflow.destinations.iceberg.format.open_bridge", open_bridge)
     pair = evolving(ABC)
     pair.copy(*ROWS)
     monkeypatch.setattr("walflow.destinations.iceberg.format.open_bridge", lambda *_: None)
@@ -450,6 +447,7 @@ def test_files_that_were_adopted_keep_their_names_by_sql_alone(
     pair.round()
 
 
+@pytest.mark.parametrize("way", ["sql"], indirect=True)
 def test_names_of_ours_are_refused(evolving: MakeEvolving) -> None:
     pair = evolving(ABC)
     pair.copy(*ROWS)
@@ -461,6 +459,7 @@ def test_names_of_ours_are_refused(evolving: MakeEvolving) -> None:
     pair.check()
 
 
+@pytest.mark.parametrize("way", ["sql"], indirect=True)
 def test_what_cannot_be_followed_changes_nothing(evolving: MakeEvolving) -> None:
     pair = evolving(ABC)
     after = form({"id": "1 bigint", "extra": "3 string", "n": "4 int"})
@@ -476,6 +475,7 @@ def test_what_cannot_be_followed_changes_nothing(evolving: MakeEvolving) -> None
     pair.check()
 
 
+@pytest.mark.parametrize("way", ["sql"], indirect=True)
 def test_tables_in_folders_have_the_names_of_these(evolving: MakeEvolving) -> None:
     pair = evolving(ABC)
     pair.copy(*ROWS)
@@ -487,6 +487,7 @@ def test_tables_in_folders_have_the_names_of_these(evolving: MakeEvolving) -> No
     pair.check()
 
 
+@pytest.mark.parametrize("way", ["sql"], indirect=True)
 def test_a_table_gets_another_name(spark: SparkSession, tmp_path: Path) -> None:
     spark._jvm.System.setProperty(  # type: ignore[union-attr]
         "derby.stream.error.file", str(tmp_path / "derby.log")
