@@ -83,7 +83,9 @@ def open_destination(
     format, extensions, package = _lake_format(settings, warehouse)
     owns_spark = spark is None
     if spark is None:
-        conf = {"spark.sql.extensions": extensions, **format.session_conf}
+        # What is not SQL's a Spark Connect server refuses here; our own sessions are told all.
+        ours = {n: value for n, value in format.session_conf.items() if n.startswith("spark.sql.")}
+        conf = {"spark.sql.extensions": extensions, **ours}
         spark = make_session(settings.spark, [package], conf, debug=debug)
     mapping = TableMapping(settings.mapping)
     plans = {

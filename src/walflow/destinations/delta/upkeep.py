@@ -70,8 +70,8 @@ def remove_orphans(spark: SparkSession, folder: Path, before: datetime) -> None:
 def _vacuum(spark: SparkSession, folder: Path, before: datetime) -> None:
     """Remove files that have been out of use, or are of no use, since before that time.
 
-    For how long files stay is said by the table, not by RETAIN, which takes 1.5 hours for 2, and
-    0.4 for none, and is not always told of in the log. The log is kept a day longer: by itself,
+    For how long files stay is said by the table, not by RETAIN: that takes a small part of an hour
+    for none at all, and is not always told of in the log. The log is kept a day longer; by itself,
     for a month, which is very many files.
     """
     hours = math.ceil((datetime.now(UTC) - before) / timedelta(hours=1))
