@@ -197,6 +197,7 @@ class Lake:
     spark: SparkSession
     folder: Path
     open: list[LakeDestination] = field(default_factory=list)
+    sessions: dict[str, SparkSession] = field(default_factory=dict)
 
     def destination(self, plan: TablePlan, name: str) -> LakeDestination:
         """One with a folder of its own."""
@@ -205,19 +206,22 @@ class Lake:
         self.open.append(made)
         return made
 
+    def session(self, name: str) -> SparkSession:
+        """One that reads the folder."""
+        if name not in self.sessions:
+            self.sessions[name] = reading_session(self.spark, self.folder / name)
+        return self.sessions[name]
+
     def rows(self, schema: TableSchema, name: str) -> list[Row]:
         """With our columns, and the times of copies left out."""
-        session = reading_session(self.spark, self.folder / name)
-        table = session.table(table_identifier(schema.name)).toArrow()
+        table = self.session(name).table(table_identifier(schema.name)).toArrow()
         return [_as_in_models(row) for row in table.to_pylist()]
 
     def columns(self, schema: TableSchema, name: str) -> list[str]:
-        session = reading_session(self.spark, self.folder / name)
-        return session.table(table_identifier(schema.name)).columns
+        return self.session(name).table(table_identifier(schema.name)).columns
 
     def commits(self, schema: TableSchema, name: str) -> int:
-        session = reading_session(self.spark, self.folder / name)
-        return session.table(f"{table_identifier(schema.name)}.snapshots").count()
+        return self.session(name).table(f"{table_identifier(schema.name)}.snapshots").count()
 
 
 def _as_in_models(row: Row) -> Row:
