@@ -36,11 +36,12 @@ def name_in_view(name: TableName) -> str:
 def create_view(spark: SparkSession, name: TableName, query: str) -> None:
     """See LakeFormat.create_view."""
     before = spark.catalog.currentCatalog()
-    spark.catalog.setCurrentCatalog(CATALOG)
+    # By SQL: the method looks for a catalog that is new to the session in another's conf.
+    spark.sql(f"SET CATALOG {CATALOG}")
     try:
         spark.sql(f"CREATE OR REPLACE VIEW {table_identifier(name)} AS\n{query}")
     finally:
-        spark.catalog.setCurrentCatalog(before)
+        spark.sql(f"SET CATALOG {quoted(before)}")
 
 
 def drop_view(spark: SparkSession, name: TableName) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 from pyarrow import parquet
+from pyspark.errors import AnalysisException
 
 from walflow.destinations.lake.evolving import change_form
 from walflow.destinations.lake.format import LakeFormat, Stored
@@ -168,7 +169,7 @@ class ViewedTables:
         identifier = self._format.identifier(name)
         if ours or not self._format.keeps_views or self._format.look(spark, name) is not None:
             return
-        if spark.catalog.tableExists(identifier):
+        if _is_readable(spark, identifier):
             raise DestinationForeign(
                 f"the view {identifier} exists and was not made by walflow",
                 hint=f"Use another catalog, or remove the view: DROP VIEW {identifier};",
@@ -267,6 +268,17 @@ class ViewedTables:
             if self._own_part(spark, part, name):
                 self._format.drop(spark, part)
         self._unfolded.forget(name)
+
+
+def _is_readable(spark: SparkSession, identifier: str) -> bool:
+    """Whether there is a table or view. (Spark's own ``tableExists`` is not sure of views.)"""
+    try:
+        spark.table(identifier).schema  # noqa: B018 - it is looked for when the schema is
+    except AnalysisException as error:
+        if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+            return False
+        raise
+    return True
 
 
 def _rows_in(files: Sequence[Path]) -> int:
