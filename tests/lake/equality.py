@@ -1,0 +1,203 @@
+"""Tables of a source and of a lake, value by value, as texts that both sides write by themselves.
+
+All tables are read at once: what a query costs hardly depends on how many tables it reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tests.conftest import Database
+from walflow.config import Settings
+from walflow.demo.forms import Form, form_of, quoted_for_spark
+from walflow.destinations import warehouse_of
+from walflow.destinations.delta import DeltaFormat
+from walflow.destinations.iceberg import IcebergFormat
+from walflow.destinations.lake import EXACT, LakeDestination, LakeFormat, Owner
+from walflow.destinations.lake.sessions import lake_session
+from walflow.model import TableName, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "ALL_ROWS",
+    "CURRENT",
+    "FORMATS",
+    "NOT_DELETED",
+    "TOLD_LAST",
+    "Lake",
+    "Rows",
+    "Sought",
+    "assert_equal",
+    "differences",
+    "format_of",
+]
+
+FORMATS = ("iceberg", "delta")
+
+Rows = Counter[tuple[str | None, ...]]
+
+ALL_ROWS = "SELECT * FROM ({})"
+NOT_DELETED = "SELECT * FROM ({}) WHERE NOT _DELETED"
+CURRENT = "SELECT * FROM ({}) WHERE _CURRENT"
+# The newest change of each key since the last truncate.
+TOLD_LAST = (
+    "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY id ORDER BY _LSN DESC, _SEQ DESC)"
+    " AS newest, max(CASE WHEN _CHANGE_TYPE = 'truncate' THEN struct(_LSN, _SEQ) END) OVER ()"
+    " AS emptied FROM ({})) WHERE newest = 1 AND _CHANGE_TYPE NOT IN ('delete', 'truncate')"
+    " AND (emptied IS NULL OR struct(_LSN, _SEQ) > emptied)"
+)
+"""What of a lake's table is as in the source, by mode; ``{}`` is what gives its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A table, and which of the lake's rows are to be as the source's."""
+
+    table: str
+    rows: str = ALL_ROWS
+    keeps: tuple[str, ...] | None = ()
+    """Columns that only the lake has; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    form: Form
+
+
+def format_of(settings: Settings) -> LakeFormat:
+    folder: Path = warehouse_of(settings.destination.uri)
+    if settings.destination.uri.startswith("delta:"):
+        return DeltaFormat(str(folder))
+    return IcebergFormat(str(folder))
+
+
+class Lake:
+    """Reads a pipeline's tables, past all that it remembers of them."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.format = format_of(settings)
+        self.session = lake_session(spark, self.format.session_conf)
+        self.session.conf.set("spark.sql.session.timeZone", "UTC")
+        self._reader = LakeDestination(spark, self.format, Owner(settings.name, "nobody"))
+
+    def query(self, table: str) -> str:
+        """What gives the table's rows; of one that a view shows, the view's own."""
+        query = self._reader.reading_query(TableName("public", table))
+        assert query is not None, f"there is no table {table}"
+        return query
+
+    def texts(
+        self, columns: Mapping[str, Sequence[_Column]], sought: Mapping[str, Sought]
+    ) -> dict[str, Rows]:
+        parts = []
+        for table, wanted in columns.items():
+            query = self.query(table)
+            exact = EXACT in self.session.sql(query).columns
+            texts = ", ".join(_in_spark(column, exact) for column in wanted)
+            rows = sought[table].rows.format(query)
+            parts.append(f"SELECT '{table}' AS t, array({texts}) AS v FROM ({rows})")
+        found: dict[str, Rows] = defaultdict(Counter)
+        for row in self.session.sql(" UNION ALL ".join(parts)).collect():
+            found[row.t][tuple(row.v)] += 1
+        return found
+
+    def columns(self, table: str) -> list[str]:
+        """Without those of walflow's."""
+        names = self.session.sql(self.query(table)).columns
+        return [name for name in names if not (name.startswith("_") and name.isupper())]
+
+    def commits(self, table: str) -> int:
+        """Of all that the table consists of."""
+        name = TableName("public", table)
+        parts = [TableName("public", f"{table}__{part}") for part in ("base", "changes")]
+        there = [
+            part for part in (name, *parts) if self.format.look(self.session, part) is not None
+        ]
+        assert there, f"there is no table {table}"
+        return sum(len(self.format.versions(self.session, part)) for part in there)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.session.sql(query).collect()]
+
+
+def differences(database: Database, lake: Lake, sought: Iterable[Sought]) -> dict[str, str]:
+    """What is not the same, by table. Nobody may write to either side meanwhile."""
+    with database.connect() as connection:
+        connection.execute("SET timezone = 'UTC'")
+        connection.execute("SET datestyle = 'ISO'")
+        wanted = {one.table: one for one in sought}
+        columns = {table: _columns(connection, table) for table in wanted}
+        source = {table: _texts(connection, table, columns[table]) for table in wanted}
+    found: dict[str, str] = {}
+    for table, one in wanted.items():
+        names = [column.name for column in columns[table]]
+        there = lake.columns(table)
+        kept = set(there) - set(names) if one.keeps is None else set(one.keeps)
+        if sorted({*names, *kept}) != sorted(there):
+            found[table] = f"the columns are {there}, and in the source {names}"
+    same = {table: columns[table] for table in wanted if table not in found}
+    if same:
+        here = lake.texts(same, wanted)
+        for table in same:
+            ours, theirs = here.get(table, Counter()), source[table]
+            if ours != theirs:
+                found[table] = (
+                    f"{ours.total()} rows, in the source {theirs.total()}; "
+                    f"too many: {_some(ours - theirs)}; missing: {_some(theirs - ours)}"
+                )
+    return found
+
+
+def assert_equal(database: Database, lake: Lake, sought: Iterable[Sought]) -> None:
+    found = differences(database, lake, sought)
+    assert not found, "\n".join(f"{table}: {what}" for table, what in found.items())
+
+
+def _some(rows: Rows) -> list[tuple[str, ...]]:
+    ordered = sorted(rows, key=repr)[:4]
+    return [tuple("NULL" if text is None else text[:60] for text in row) for row in ordered]
+
+
+def _columns(connection: psycopg.Connection[Any], table: str) -> list[_Column]:
+    found = connection.execute(
+        "SELECT attname, atttypmod, typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [f"public.{quote_identifier(table)}"],
+    ).fetchall()
+    return [
+        # A numeric of more than 38 digits is held like one of any size.
+        _Column(name, form_of(kind, None, -1 if modifier >> 16 > 38 else modifier))
+        for name, modifier, kind in found
+    ]
+
+
+def _texts(connection: psycopg.Connection[Any], table: str, columns: Sequence[_Column]) -> Rows:
+    texts = []
+    for column in columns:
+        value = quote_identifier(column.name)
+        held, odd = column.form.postgres_held(value), column.form.postgres_odd(value)
+        exactly = f"CASE WHEN {odd} THEN ' exactly ' || concat({value}) ELSE '' END"
+        texts.append(
+            f"CASE WHEN {value} IS NOT NULL THEN coalesce({held}, 'NULL') || {exactly} END"
+        )
+    query = f"SELECT {', '.join(texts)} FROM public.{quote_identifier(table)}"
+    return Counter(connection.execute(query.encode()).fetchall())
+
+
+def _in_spark(column: _Column, has_exact: bool) -> str:
+    value = quoted_for_spark(column.name)
+    exact = f"{EXACT}['{column.name}']" if has_exact else "cast(null AS string)"
+    return (
+        f"CASE WHEN {value} IS NOT NULL OR {exact} IS NOT NULL"
+        f" THEN concat(coalesce({column.form.spark_held(value)}, 'NULL'),"
+        f" coalesce(concat(' exactly ', {exact}), '')) END"
+    )

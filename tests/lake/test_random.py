@@ -1,0 +1,116 @@
+"""Random transactions and changes of form, through stops, failures and crashes: each burst of them
+ends with a lake that equals the source.
+
+``WALFLOW_TEST_SEEDS=50`` tries as many seeds, from ``WALFLOW_TEST_SEED`` (1) on;
+``WALFLOW_TEST_BURSTS`` and ``WALFLOW_TEST_TRANSACTIONS`` (a burst) make each of them longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import Database
+from tests.lake.crashing import Crash, Crashes
+from tests.lake.equality import ALL_ROWS, CURRENT, NOT_DELETED, TOLD_LAST, Lake, Sought, differences
+from tests.lake.generating import TABLES, Generator
+from tests.pipeline.running import running, settings_for
+from walflow.config import Settings
+from walflow.failpoints import set_failpoints
+from walflow.pipeline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+FIRST = int(os.environ.get("WALFLOW_TEST_SEED", "1"))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("WALFLOW_TEST_SEEDS", "2")))
+BURSTS = int(os.environ.get("WALFLOW_TEST_BURSTS", "2"))
+TRANSACTIONS = int(os.environ.get("WALFLOW_TEST_TRANSACTIONS", "150"))
+WAIT = 300
+
+MODES = (
+    ({"freshness": "view"}, ALL_ROWS),
+    ({"mode": "soft_delete"}, NOT_DELETED),
+    ({"mode": "history"}, TOLD_LAST),
+    ({"mode": "scd2"}, CURRENT),
+)
+"""What the table ``modal`` is, by the seed."""
+FAILPOINTS = (
+    *("apply.write", "apply.written", "evolve.change", "evolve.changed", "fold.merged"),
+    *("sync.data_sync", "sync.finished_copy", "view.copied", "moved.sync_wait", "copy.range"),
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_at_random(
+    spark: SparkSession,
+    database: Database,
+    tmp_path: Path,
+    lake_format: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    print(f"WALFLOW_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    plan, rows = MODES[seed % len(MODES)]
+    settings = settings_for(
+        database,
+        tmp_path,
+        destination__uri=f"{lake_format}://{tmp_path}/lake",
+        apply__tables=json.dumps({"public.modal": plan}),
+        apply__fold_seconds=0.5,
+        apply__on_rewrite=chance.choice(("resync", "trust")),
+        table_error_retry_delay_ms=20,
+    )
+    generator = Generator(database, seed)
+    generator.make()
+    database.execute(f"CREATE PUBLICATION walflow FOR TABLE {', '.join(t.name for t in TABLES)}")
+    lake, crashes = Lake(spark, settings), Crashes(monkeypatch)
+    keeps = None if plan.get("mode") == "history" else ()
+    sought = [Sought(t.name) for t in TABLES if t.name != "modal"] + [Sought("modal", rows, keeps)]
+    for burst in range(BURSTS):
+        happened = "it was stopped"
+        if chance.random() < 0.7:
+            happened = crash(settings, spark, generator, crashes, chance)
+        else:
+            generator.run(TRANSACTIONS // 2)
+        point = chance.choice(FAILPOINTS)
+        set_failpoints(f"{point}@{chance.choice((1, 1, 2, 5))}=raise")
+        with running(settings, spark, caught_up=False) as pipeline:
+            generator.run(TRANSACTIONS // 2)
+            assert pipeline.wait_until(pipeline.source_position(), WAIT), pipeline.status()
+            set_failpoints("")
+            found = differences(database, lake, sought)
+            assert not found, f"seed {seed}, burst {burst}: after {happened}, {point}: {found}"
+    print(f"{generator.transactions} transactions, {generator.forms} changes of form")
+
+
+def crash(
+    settings: Settings,
+    spark: SparkSession,
+    generator: Generator,
+    crashes: Crashes,
+    chance: random.Random,
+) -> str:
+    """Run until a crash at a random step, or until all is done; where it was."""
+    with crashes.after(chance.choice((chance.randrange(12), chance.randrange(50)))):
+        pipeline = Pipeline(settings, spark=spark)
+        try:
+            pipeline.start()
+            generator.run(TRANSACTIONS // 2)
+            position = pipeline.source_position()
+            while not crashes.happened and not pipeline.wait_until(position, 0.5):
+                pass
+        except Crash:
+            assert crashes.happened
+        finally:
+            pipeline.shutdown()
+    print("crashed:", crashes.happened)
+    return crashes.happened

@@ -1,0 +1,196 @@
+"""Whole pipelines from a source to a lake: every case there is, each with a table of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import Database
+from tests.lake.cases import BETWEEN, CASES, TOLD, Case, Statements
+from tests.lake.equality import Lake, Sought, assert_equal, differences
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import catch_up, phase_of, running, settings_for, state_of
+from walflow.config import Settings
+from walflow.failpoints import set_failpoints
+from walflow.model import Phase, TableName
+from walflow.pipeline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+WAIT = 400
+"""There are many tables."""
+
+# What happens to a table with a key is noted as its history has it: a change of key is two changes.
+TELL = """
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE keyless bool := TG_TABLE_NAME LIKE '%keyless';
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    INSERT INTO told (t, kind) VALUES (TG_TABLE_NAME, 'truncate');
+  END IF;
+  IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND (keyless OR OLD.id <> NEW.id) THEN
+    INSERT INTO told (t, kind, id, v)
+    VALUES (TG_TABLE_NAME, 'delete', OLD.id, CASE WHEN keyless THEN OLD.v END);
+  END IF;
+  IF TG_OP IN ('INSERT', 'UPDATE') THEN
+    INSERT INTO told (t, kind, id, v) VALUES (TG_TABLE_NAME, lower(TG_OP), NEW.id, NEW.v);
+  END IF;
+  RETURN NULL;
+END $$"""
+MAKE_TOLD = (
+    "CREATE TABLE told (number bigserial, transaction xid8 DEFAULT pg_current_xact_id(), t text,"
+    " kind text, id int, v text)"
+)
+VERSIONS = """
+SELECT count(*) FROM (
+  SELECT DISTINCT ON (transaction, id) * FROM told WHERE t = 'versions' AND kind <> 'truncate'
+  ORDER BY transaction, id, number DESC
+) last
+WHERE kind <> 'delete' AND NOT EXISTS (
+  SELECT FROM told WHERE t = 'versions' AND kind = 'truncate'
+  AND transaction = last.transaction AND number > last.number
+)"""
+"""How many versions of rows a reader of the source could have seen."""
+
+
+def test_every_case(
+    spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
+) -> None:
+    settings = settings_for(
+        database,
+        tmp_path,
+        destination__uri=f"{lake_format}://{tmp_path}/lake",
+        apply__tables=json.dumps({f"public.{c.table}": c.plan for c in CASES if c.plan}),
+        apply__fold_seconds=1,
+        # What fails is not tried again: nothing may fail.
+        table_error_retry_max_attempts=0,
+    )
+    for case in CASES:
+        execute(database, (f"CREATE TABLE {case.table} ({case.columns})", *case.copied))
+    listed = ", ".join(case.table for case in CASES)
+    database.execute(f"CREATE PUBLICATION walflow FOR TABLE {listed}")
+    lake = Lake(spark, settings)
+
+    copy_all_but_one(settings, spark)
+    assert_equal(database, lake, (sought(c) for c in CASES if c.table != BETWEEN))
+    begin_to_tell(database)
+
+    for case in CASES:
+        execute(database, case.backlog)
+    with running(settings, spark, caught_up=False) as pipeline:
+        pipeline.retry(TableName("public", BETWEEN))
+        wait_ready(pipeline, (case.table for case in CASES))
+        catch_up(pipeline)
+        assert_equal(database, lake, map(sought, CASES))
+        check_told(database, lake)
+        copied = {case.table: times_of(pipeline, case.table) for case in CASES}
+
+        for case in CASES:
+            execute(database, case.live)
+        catch_up(pipeline)
+        # What was done to a form alone is seen a little later.
+        wait_for(
+            lambda: not differences(database, lake, map(sought_at_last, CASES)),
+            WAIT,
+            "all tables are as in the source",
+            pipeline.check,
+        )
+        wait_ready(pipeline, (case.becomes or case.table for case in CASES))
+        assert_equal(database, lake, map(sought_at_last, CASES))
+        check_told(database, lake)
+        for case in CASES:
+            if not case.copied_again and case.becomes is None:
+                assert times_of(pipeline, case.table) == copied[case.table], case.table
+
+
+def copy_all_but_one(settings: Settings, spark: SparkSession) -> None:
+    """Copy the tables; the copy of one is read, and handed over only by the next run."""
+    set_failpoints(f"sync.finished_copy[public.{BETWEEN}]=raise")
+    with running(settings, spark, caught_up=False) as pipeline:
+        wait_ready(pipeline, (case.table for case in CASES if case.table != BETWEEN))
+        wait_for(lambda: phase_of(pipeline, BETWEEN) is Phase.ERRORED, WAIT, BETWEEN)
+    set_failpoints("")
+
+
+def begin_to_tell(database: Database) -> None:
+    database.execute(MAKE_TOLD, TELL)
+    for table in TOLD:
+        database.execute(
+            f"INSERT INTO told (t, kind, id, v) SELECT '{table}', 'copy', id, v FROM {table}",
+            f"CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON {table}"
+            " FOR EACH ROW EXECUTE FUNCTION tell()",
+            f"CREATE TRIGGER told_empty AFTER TRUNCATE ON {table} EXECUTE FUNCTION tell()",
+        )
+
+
+def check_told(database: Database, lake: Lake) -> None:
+    """What the tables of each mode have beside the source's rows."""
+    told: dict[str, list[tuple[Any, ...]]] = {
+        table: database.execute(f"SELECT kind, id, v FROM told WHERE t = '{table}'")
+        for table in TOLD
+    }
+    history = lake.rows(f"SELECT _CHANGE_TYPE, id, v FROM ({lake.query('history')})")
+    assert Counter(history) == Counter(told["history"])
+    order = f"SELECT count(DISTINCT _LSN, _SEQ) FROM ({lake.query('history')}) WHERE _SEQ >= 0"
+    changes = sum(kind != "copy" for kind, _, _ in told["history"])
+    assert lake.rows(order) == [(changes,)]
+
+    came = [row for row in told["soft"] if row[0] in ("copy", "insert", "update")]
+    soft = lake.rows(f"SELECT id FROM ({lake.query('soft')})")
+    assert Counter(soft) == Counter({(key,) for _, key, _ in came})
+    copies = [row[1:] for row in told["soft_keyless"] if row[0] in ("copy", "insert", "update")]
+    query = f"SELECT id, v FROM ({lake.query('soft_keyless')})"
+    assert Counter(lake.rows(query)) == Counter(copies)
+
+    versions = lake.query("versions")
+    assert lake.rows(f"SELECT count(*) FROM ({versions})") == database.execute(VERSIONS)
+    overlapping = lake.rows(
+        "SELECT id, _LSN, _VALID_FROM, _VALID_TO, _CURRENT, next FROM (SELECT *, lead(_VALID_FROM)"
+        f" OVER (PARTITION BY id ORDER BY _LSN) AS next FROM ({versions}))"
+        " WHERE _CURRENT <> (_VALID_TO IS NULL) OR _VALID_TO > next OR _VALID_TO < _VALID_FROM"
+        " OR (_CURRENT AND next IS NOT NULL)"
+    )
+    assert overlapping == []
+
+
+def sought(case: Case) -> Sought:
+    return Sought(case.table, case.rows)
+
+
+def sought_at_last(case: Case) -> Sought:
+    # A history keeps what was.
+    keeps = ("n",) if case.table == "history" else case.keeps
+    return Sought(case.becomes or case.table, case.rows, keeps)
+
+
+def execute(database: Database, statements: Statements) -> None:
+    with database.connect() as connection:
+        for statement in statements:
+            with connection.transaction():
+                for part in (statement,) if isinstance(statement, str) else statement:
+                    connection.execute(part.encode())
+
+
+def wait_ready(pipeline: Pipeline, tables: Iterable[str]) -> None:
+    for table in tables:
+        wait_for(
+            lambda table=table: phase_of(pipeline, table) is Phase.READY,  # type: ignore[misc]
+            WAIT,
+            f"{table} is ready: {state_of(pipeline, table)}",
+            pipeline.check,
+        )
+
+
+def times_of(pipeline: Pipeline, table: str) -> tuple[int, float]:
+    """Others when the table has been copied again."""
+    state = state_of(pipeline, table)
+    assert state is not None
+    return state.rows_copied, state.since
