@@ -73,6 +73,19 @@ class _Column:
     form: Form
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A lake's table."""
+
+    query: str
+    columns: list[str]
+
+    @property
+    def of_source(self) -> set[str]:
+        """Without walflow's own."""
+        return {name for name in self.columns if not (name.startswith("_") and name.isupper())}
+
+
 def format_of(settings: Settings) -> LakeFormat:
     folder: Path = warehouse_of(settings.destination.uri)
     if settings.destination.uri.startswith("delta:"):
@@ -95,25 +108,17 @@ class Lake:
         assert query is not None, f"there is no table {table}"
         return query
 
-    def texts(
-        self, columns: Mapping[str, Sequence[_Column]], sought: Mapping[str, Sought]
-    ) -> dict[str, Rows]:
-        parts = []
-        for table, wanted in columns.items():
-            query = self.query(table)
-            exact = EXACT in self.session.sql(query).columns
-            texts = ", ".join(_in_spark(column, exact) for column in wanted)
-            rows = sought[table].rows.format(query)
-            parts.append(f"SELECT '{table}' AS t, array({texts}) AS v FROM ({rows})")
+    def look(self, table: str) -> _Found:
+        query = self.query(table)
+        return _Found(query, self.session.sql(query).columns)
+
+    def texts(self, queries: Mapping[str, str]) -> dict[str, Rows]:
+        """What each of the queries gives, which is an array of texts, by table."""
+        parts = [f"SELECT '{table}' AS t, v FROM ({query})" for table, query in queries.items()]
         found: dict[str, Rows] = defaultdict(Counter)
         for row in self.session.sql(" UNION ALL ".join(parts)).collect():
             found[row.t][tuple(row.v)] += 1
         return found
-
-    def columns(self, table: str) -> list[str]:
-        """Without those of walflow's."""
-        names = self.session.sql(self.query(table)).columns
-        return [name for name in names if not (name.startswith("_") and name.isupper())]
 
     def commits(self, table: str) -> int:
         """Of all that the table consists of."""
@@ -138,22 +143,23 @@ def differences(database: Database, lake: Lake, sought: Iterable[Sought]) -> dic
         columns = {table: _columns(connection, table) for table in wanted}
         source = {table: _texts(connection, table, columns[table]) for table in wanted}
     found: dict[str, str] = {}
+    queries: dict[str, str] = {}
     for table, one in wanted.items():
-        names = [column.name for column in columns[table]]
-        there = lake.columns(table)
-        kept = set(there) - set(names) if one.keeps is None else set(one.keeps)
-        if sorted({*names, *kept}) != sorted(there):
-            found[table] = f"the columns are {there}, and in the source {names}"
-    same = {table: columns[table] for table in wanted if table not in found}
-    if same:
-        here = lake.texts(same, wanted)
-        for table in same:
-            ours, theirs = here.get(table, Counter()), source[table]
-            if ours != theirs:
-                found[table] = (
-                    f"{ours.total()} rows, in the source {theirs.total()}; "
-                    f"too many: {_some(ours - theirs)}; missing: {_some(theirs - ours)}"
-                )
+        there, names = lake.look(table), {column.name for column in columns[table]}
+        kept = there.of_source - names if one.keeps is None else set(one.keeps)
+        if names | kept != there.of_source:
+            found[table] = f"the columns are {there.columns}, and in the source {names}"
+            continue
+        texts = ", ".join(_in_spark(column, EXACT in there.columns) for column in columns[table])
+        queries[table] = f"SELECT array({texts}) AS v FROM ({one.rows.format(there.query)})"
+    here = lake.texts(queries) if queries else {}
+    for table in queries:
+        ours, theirs = here.get(table, Counter()), source[table]
+        if ours != theirs:
+            found[table] = (
+                f"{ours.total()} rows, in the source {theirs.total()}; "
+                f"too many: {_some(ours - theirs)}; missing: {_some(theirs - ours)}"
+            )
     return found
 
 

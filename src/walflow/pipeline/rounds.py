@@ -132,7 +132,7 @@ class Rounds:
         for number, stretch in enumerate(stretches):
             wanted = [file for file in stretch.files if not self._is_past(state, stretch, file)]
             for version in {file.version for file in wanted} - forms.keys():
-                forms[version] = self._evolver.form(state.schema.oid, version)
+                forms[version] = _numbered(self._evolver.form(state.schema.oid, version))
             keys = {_key_of(forms[file.version]) for file in wanted}
             if keys - {key}:
                 if files:
@@ -223,6 +223,14 @@ class Rounds:
             if self._stop.wait(_QUICK_RETRY_SECONDS):
                 raise
             self._destination.write_events(events)
+
+
+def _numbered(form: TableSchema) -> TableSchema:
+    """The form, if it is known which columns it has: otherwise its key would look like another."""
+    for column in form.columns:
+        if not column.position:
+            raise Outgrown(f"it cannot be told which column {column.name} is")
+    return form
 
 
 def _key_of(schema: TableSchema) -> frozenset[int]:
