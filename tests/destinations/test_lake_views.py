@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -67,8 +67,6 @@ class Lake:
         self.plan = plan
         format = IcebergFormat(str(self.warehouse), self.options)
         self.destination = LakeDestination(self.spark, format, OWNER, lambda _: plan)
-        # Derby does not know LIMIT, with which Iceberg looks for namespaces.
-        self.destination._namespaces |= {"public"} if self.options else set()
 
     def fill(self, rows: int = 3) -> None:
         with self.source.transaction():
@@ -117,34 +115,59 @@ class Lake:
 MakeLake = Callable[..., Lake]
 
 
-@pytest.fixture
-def derby(spark: SparkSession, tmp_path: Path) -> Mapping[str, str]:
-    """A catalog that keeps views."""
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    folder: Path
+    options: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def metastore(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Hive's, in this process: a catalog that keeps views, and renames tables."""
+    folder = tmp_path_factory.mktemp("metastore")
     jvm: Any = spark._jvm
-    jvm.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
-    uri = f"jdbc:derby:{tmp_path / 'catalog'};create=true"
-    options = {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1"}
-    reading_session(spark, tmp_path / "warehouse", options).sql("USE lake")
-    # Each session looks whether there is this column, under names that Derby writes in capitals,
-    # and would add it once more.
-    connection = jvm.java.sql.DriverManager.getConnection(uri)
-    connection.createStatement().execute('CREATE TABLE "iceberg_tables" ("iceberg_type" INT)')
-    connection.close()
-    return options
+    jvm.System.setProperty("derby.stream.error.file", str(folder / "derby.log"))
+    options = {
+        "type": "hive",
+        "hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:{folder / 'derby'};create=true",
+        "hadoop.datanucleus.schema.autoCreateAll": "true",
+        "hadoop.datanucleus.connectionPoolingType": "NONE",
+        "hadoop.hive.metastore.schema.verification": "false",
+        "hadoop.iceberg.engine.hive.lock-enabled": "false",
+        "hadoop.hive.metastore.warehouse.dir": str(folder / "warehouse"),
+        # Else Hive compares a table's new columns to those that were in their places.
+        "hadoop.hive.metastore.disallow.incompatible.col.type.changes": "false",
+    }
+    return Catalog(folder, options)
 
 
 @pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path) -> Lake:
-    """Three rows, copied: ids 1, 2, 3; in a catalog that keeps no views."""
-    lake = Lake(spark, tmp_path, VIEW)
+def make_kept(spark: SparkSession, metastore: Catalog) -> Iterator[MakeLake]:
+    """For tables in that catalog, which are gone after the test."""
+    made = []
+
+    def make(plan: TablePlan, schema: TableSchema = KEYED) -> Lake:
+        made.append(Lake(spark, metastore.folder, plan, metastore.options, schema))
+        return made[-1]
+
+    yield make
+    for lake in made:
+        lake.destination.drop_table(lake.source.schema)
+        assert not list(lake.warehouse.rglob("*.parquet"))
+
+
+@pytest.fixture
+def kept(make_kept: MakeLake) -> Lake:
+    """Three rows, copied: ids 1, 2, 3; in a catalog that keeps views."""
+    lake = make_kept(VIEW)
     lake.fill()
     return lake
 
 
 @pytest.fixture
-def kept(spark: SparkSession, tmp_path: Path, derby: Mapping[str, str]) -> Lake:
-    """So too, in one that keeps them."""
-    lake = Lake(spark, tmp_path, VIEW, derby)
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    """Three rows, copied: ids 1, 2, 3; in a catalog that keeps none."""
+    lake = Lake(spark, tmp_path, VIEW)
     lake.fill()
     return lake
 
@@ -232,14 +255,15 @@ def test_a_catalog_that_keeps_views(kept: Lake) -> None:
     kept.fold()
     kept.check()
     assert not kept.count(changes_of(NAME))
+    assert kept.destination.own_tables() == [NAME]
     # The view says where the table is found by names of its own catalog alone.
     text = kept.session.sql(f"SHOW CREATE TABLE {table_identifier(NAME)}").first()
     assert text is not None
     assert "FROM `public`.`t__base` " in text[0]
     kept.destination.drop_table(KEYED)
+    assert kept.destination.own_tables() == []
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
         kept.rows()
-    assert not list(kept.warehouse.rglob("*.parquet"))
     assert kept.destination.applied(KEYED) is None
 
 
@@ -354,9 +378,9 @@ def test_when_it_is_time_to_fold(lake: Lake) -> None:
 NAN = Inexact(None, "NaN")
 
 
-def test_exact_texts(spark: SparkSession, tmp_path: Path, derby: Mapping[str, str]) -> None:
+def test_exact_texts(make_kept: MakeLake) -> None:
     schema = make_schema({"id": "bigint", "n": "decimal(12,2)", "body": "string"}, ["id"])
-    lake = Lake(spark, tmp_path, VIEW, derby, schema)
+    lake = make_kept(VIEW, schema)
     with lake.source.transaction():
         lake.source.insert(id=1, n=Decimal("1.00"), body="b")
         lake.source.insert(id=2, n=Decimal("1.00"), body="b")
@@ -410,6 +434,7 @@ def test_a_view_becomes_a_table_without_a_copy(kept: Lake) -> None:
     kept.check()
     assert not kept.is_viewed()
     kept.round(all_on_one_key)
+    assert kept.destination.own_tables() == [NAME]
     # And back, with one.
     kept.start(VIEW)
     assert kept.destination.applied(KEYED) is None
@@ -419,9 +444,9 @@ def test_a_view_becomes_a_table_without_a_copy(kept: Lake) -> None:
 
 
 def test_auto_shows_large_tables_by_a_view(
-    spark: SparkSession, tmp_path: Path, derby: Mapping[str, str]
+    spark: SparkSession, tmp_path: Path, make_kept: MakeLake
 ) -> None:
-    lake = Lake(spark, tmp_path, replace(AUTO, view_from_rows=4), derby)
+    lake = make_kept(replace(AUTO, view_from_rows=4))
     lake.fill(3)
     assert not lake.is_viewed()
     with lake.source.transaction():
@@ -471,13 +496,15 @@ def test_names_that_are_taken(lake: Lake, spark: SparkSession, tmp_path: Path) -
     assert other.destination.own_tables() == [part.name]
 
 
-def test_a_view_of_others_is_left_alone(
-    spark: SparkSession, tmp_path: Path, derby: Mapping[str, str]
-) -> None:
-    lake = Lake(spark, tmp_path, VIEW, derby)
-    lake.session.sql(f"CREATE VIEW {table_identifier(NAME)} AS SELECT 1 AS id")
+def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
+    lake = make_kept(VIEW)
+    view = table_identifier(NAME)
+    lake.session.sql("CREATE NAMESPACE IF NOT EXISTS lake.public")
+    lake.session.sql(f"CREATE VIEW {view} AS SELECT 1 AS id")
     with pytest.raises(DestinationForeign, match="not made by walflow"):
         lake.fill()
+    assert lake.session.table(view).collect() == [(1,)]
+    lake.session.sql(f"DROP VIEW {view}")
 
 
 def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], None]) -> None:
