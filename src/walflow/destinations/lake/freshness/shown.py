@@ -29,14 +29,16 @@ def shown(parts: Parts, base: str, changes: str) -> str:
     appended twice changes nothing.
     """
     columns = ", ".join(map(quoted, parts.columns))
+    # The changes first, as a reader opens what it reads in this order: changes that are merged into
+    # the base, and taken away, between the two would be in neither otherwise.
     # The two are called so as no column is: a column would be taken for it.
     return (
+        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) {CHANGES}\n"
+        f"WHERE {quoted(NEWEST)} = 1 AND NOT {quoted(REMOVED)}\n"
+        "UNION ALL\n"
         f"SELECT {columns} FROM {base} {BASE}\n"
         f"WHERE NOT EXISTS (SELECT 1 FROM {changes} {CHANGES}"
-        f" WHERE {same_key(parts, BASE, CHANGES)})\n"
-        "UNION ALL\n"
-        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) {CHANGES}\n"
-        f"WHERE {quoted(NEWEST)} = 1 AND NOT {quoted(REMOVED)}"
+        f" WHERE {same_key(parts, BASE, CHANGES)})"
     )
 
 
