@@ -50,6 +50,7 @@ RESERVED_COLUMNS = frozenset(
         "_unchanged",
         "_old",
         "_exact",
+        "_kind",
         "_EXACT",
         # Iceberg's metadata columns: a table that has one cannot be scanned.
         "_file",
