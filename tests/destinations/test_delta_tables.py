@@ -105,31 +105,6 @@ def test_columns_that_differ_by_case_alone_are_refused(
     assert not warehouse.exists()
 
 
-def test_rows_without_a_key_are_only_added(
-    spark: SparkSession,
-    session: SparkSession,
-    tmp_path: Path,
-    destination: LakeDestination,
-    warehouse: Path,
-) -> None:
-    schema = make_schema({"a": "string", "m": "map<string,string>"}, [])
-    source = Source(schema, tmp_path)
-    source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
-    with source.transaction():
-        source.insert(a="x", m=[("k", "v")])
-        source.insert(a="x", m=[("k", "v")])
-    destination.write_events(source.events(spark))
-    before = list(source.rows)
-    assert_same(delta_rows(session, warehouse, schema), before)
-    with source.transaction():
-        source.delete(source.rows[0])
-    with pytest.raises(DestinationError, match="tell equal rows apart") as refused:
-        destination.write_events(source.events(spark))
-    assert not refused.value.retry
-    assert_same(delta_rows(session, warehouse, schema), before)
-
-
 def test_tables_of_others_are_left_alone(
     spark: SparkSession, session: SparkSession, warehouse: Path, source: Source
 ) -> None:

@@ -30,13 +30,11 @@ from walflow.destinations.lake.format import (
     ColumnChanges,
     Compaction,
     Constant,
-    RowPlaces,
     Stored,
     Version,
 )
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
-from walflow.errors import DestinationError
 from walflow.model import Lsn, TableName
 from walflow.spark.net import quoted
 
@@ -52,6 +50,7 @@ class DeltaFormat:
 
     name = "delta"
     keeps_views = False
+    places = None
 
     def __init__(self, warehouse: str) -> None:
         self.session_conf: Mapping[str, str] = SESSION_CONF
@@ -108,18 +107,6 @@ class DeltaFormat:
     def touch(self, spark: SparkSession, name: TableName) -> None:
         identifier = self.identifier(name)
         spark.sql(f"INSERT INTO {identifier} SELECT * FROM {identifier} WHERE false")
-
-    @property
-    def places(self) -> RowPlaces:
-        """None that can be used: MERGE does not know them of a Delta table that it changes."""
-        error = DestinationError(
-            "Delta cannot tell equal rows apart, so changes and deletes of rows without a key "
-            "cannot be followed",
-            hint="Give the table a primary key (or a unique index as its replica identity), or "
-            "use Iceberg.",
-        )
-        error.retry = False
-        raise error
 
     def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
         identifier = self.identifier(name)

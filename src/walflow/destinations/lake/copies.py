@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
+from walflow.destinations.lake.format import RowPlaces
 from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
 from walflow.destinations.lake.merging import assignments, our_values, swept, viewed
 from walflow.destinations.lake.rounds import Round, stored_rows
@@ -35,14 +36,20 @@ if TYPE_CHECKING:
 
 __all__ = ["mark_copies", "merge_copies", "overwrite_copies"]
 
+_OTHERS = "others"
+"""The table's columns that the source has no longer."""
+
 
 def merge_copies(round: Round) -> StoredForm:
     """MERGE the changes of a keyless table, among which there is no truncate."""
     rows = between_truncates(round.changes.changes, ChangeStats())
     paired = _paired_with_table(rows, round, "true", None)
     round = round.with_exact_for(paired, "exact")
+    if (places := round.format.places) is None:
+        _replace_equal(paired, _told(paired.where("gone_lsn IS NULL")), round, "true", "")
+        return round.form
     source = _told(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
-    _merge(source, round, "DELETE", "")
+    _merge(source, round, places, "DELETE", "")
     return round.form
 
 
@@ -52,13 +59,17 @@ def mark_copies(
     """MERGE the changes of a keyless table in which removed rows are marked. ``emptied``: what
     columns of ours have, in SQL, in rows that the first truncate deleted."""
     rows = between_truncates(round.changes.changes, round.changes.stats)
-    paired = _paired_with_table(rows, round, f"NOT {DELETED}", truncate)
+    counts = f"NOT t.{DELETED}"
+    paired = _paired_with_table(rows, round, counts, truncate)
     round = round.with_exact_for(paired, "exact")
-    marks = {name: f"s.{quoted(value)}" for name, value in our_values(round.form).items()}
     source = _told(paired).withColumn(
         DELETED, sf.col("gone_lsn").isNotNull() | sf.col("emptied").isNotNull()
     )
-    _merge(source, round, f"UPDATE SET {assignments(marks)}", swept(emptied))
+    if (places := round.format.places) is None:
+        _replace_equal(paired, source, round, counts, swept(emptied))
+        return round.form
+    marks = {name: f"s.{quoted(value)}" for name, value in our_values(round.form).items()}
+    _merge(source, round, places, f"UPDATE SET {assignments(marks)}", swept(emptied))
     return round.form
 
 
@@ -115,7 +126,8 @@ def _moves(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFram
 def _paired_with_table(
     rows: DataFrame, round: Round, counts: str, truncate: Truncate | None
 ) -> DataFrame:
-    """See _paired; with those rows of the table that count (in SQL), until the truncate."""
+    """See _paired; with those rows of the table that count (in SQL), until the truncate. Those
+    that stay are among them only if the table cannot tell equal rows apart."""
     schema = round.form.schema
     moves = checkpointed(_moves(rows, schema, round.changes.stats))
     removals = moves.where("NOT is_new")
@@ -130,7 +142,10 @@ def _paired_with_table(
         .withColumn("emptied", emptied.cast(moves.schema["emptied"].dataType))
     )
     copies = moves.where("is_new").unionByName(stored, allowMissingColumns=True)
-    return _checked(_paired(copies, removals), schema)
+    paired = _paired(copies, removals)
+    if round.format.places is not None:
+        paired = paired.where("is_new IS NOT false OR gone_lsn IS NOT NULL")
+    return _checked(paired, schema)
 
 
 def _is_at(place: str, truncate: Truncate) -> str:
@@ -142,20 +157,27 @@ def _moment(truncate: Truncate) -> str:
 
 
 def _stored(round: Round, counts: str) -> DataFrame:
-    """Copies in the table: where they are, and how they came."""
-    form, places = round.form, round.format.places
+    """Copies in the table, and how they came; and where they are, or, if that cannot be told, all
+    that they have."""
+    form, places, names = round.form, round.format.places, round.form.metadata
+    table = round.spark.table(round.identifier)
     row = sf.struct(
         *(sf.col(quoted(c.name)).cast(c.spark_type).alias(c.name) for c in form.schema.columns)
     )
     exact = sf.col(EXACT) if form.exact else sf.lit(None).cast(EXACT_TYPE)
-    names = form.metadata
+    if places is not None:
+        more = {"file": sf.expr(places.file), "place": sf.expr(places.place)}
+    else:
+        time = sf.lit(None) if names is None else sf.col(quoted(names.timestamp))
+        more = {"row": row, "exact": exact, "time": time.cast("timestamp")}
+        known = {column.name for column in form.columns}
+        if others := [quoted(name) for name in table.columns if name not in known]:
+            more[_OTHERS] = sf.struct(*others)
     return (
-        round.spark.table(round.identifier)
-        .alias("t")
+        table.alias("t")
         .where(counts)
         .select(
-            sf.expr(places.file).alias("file"),
-            sf.expr(places.place).alias("place"),
+            *(value.alias(name) for name, value in more.items()),
             (sf.lit(None) if names is None else sf.col(quoted(names.lsn)))
             .cast("bigint")
             .alias("lsn"),
@@ -168,8 +190,8 @@ def _stored(round: Round, counts: str) -> DataFrame:
 
 
 def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
-    """The copies, each with the removal that took it (``gone_lsn``, ``gone_time``) or none; of
-    those in the table only the taken ones. A removal that found none has no ``is_new``."""
+    """The copies, each with the removal that took it (``gone_lsn``, ``gone_time``) or none. A
+    removal that found none has no ``is_new``."""
     if "file" not in copies.columns:
         copies = copies.withColumns(
             {"file": sf.lit(None).cast("string"), "place": sf.lit(None).cast("bigint")}
@@ -192,7 +214,7 @@ def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
         & (sf.col("number") == sf.col("gone_number"))
     )
     numbered = copies.withColumn("number", sf.row_number().over(queue))
-    return numbered.join(taken, same, "full").where("is_new IS NOT false OR gone_lsn IS NOT NULL")
+    return numbered.join(taken, same, "full")
 
 
 def _checked(paired: DataFrame, schema: TableSchema) -> DataFrame:
@@ -224,23 +246,65 @@ def _told(paired: DataFrame) -> DataFrame:
     )
 
 
-def _merge(source: DataFrame, round: Round, removed: str, rest: str) -> None:
+def _merge(source: DataFrame, round: Round, places: RowPlaces, removed: str, rest: str) -> None:
     """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
-    form, places = round.form, round.format.places
-    columns = [quoted(name) for name in form.schema.column_names]
-    values = [f"s.row.{name}" for name in columns]
-    for name, value in our_values(form).items():
-        columns.append(quoted(name))
-        values.append(f"s.{quoted(value)}")
-    if form.exact:
-        columns.append(EXACT)
-        values.append("s.exact")
+    values = _inserted(round.form)
     with viewed(source) as view:
         round.spark.sql(
             f"MERGE INTO {round.identifier} t USING {view} s"
             f" ON {places.file} = s.file AND {places.place} = s.place"
             f" WHEN MATCHED THEN {removed}"
-            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)})"
-            f" VALUES ({', '.join(values)})"
+            f" WHEN NOT MATCHED THEN INSERT ({', '.join(values)})"
+            f" VALUES ({', '.join(values.values())})"
             f"{rest}"
         )
+
+
+def _replace_equal(
+    paired: DataFrame, wanted: DataFrame, round: Round, counts: str, rest: str
+) -> None:
+    """Where equal rows cannot be told apart, all go of which one is touched, and those that are
+    wanted come (again), with what is told of them. ``counts``: of which rows of the table."""
+    values = _inserted(round.form)
+    if _OTHERS in wanted.columns:
+        for field in wanted.schema[_OTHERS].dataType.fieldNames():  # type: ignore[attr-defined]
+            values[quoted(field)] = f"s.{_OTHERS}.{quoted(field)}"
+    touched = paired.where("NOT is_new").dropDuplicates(["identity"])
+    source = wanted.withColumn("goes", sf.lit(False)).unionByName(
+        touched.withColumn("goes", sf.lit(True)), allowMissingColumns=True
+    )
+    with viewed(source) as view:
+        round.spark.sql(
+            f"MERGE INTO {round.identifier} t USING {view} s"
+            f" ON s.goes AND {counts} AND {_same_row(round.form)}"
+            " WHEN MATCHED THEN DELETE"
+            f" WHEN NOT MATCHED AND NOT s.goes THEN INSERT ({', '.join(values)})"
+            f" VALUES ({', '.join(values.values())})"
+            f"{rest}"
+        )
+
+
+def _inserted(form: StoredForm) -> dict[str, str]:
+    """By column of the table, its value in a new row, in SQL."""
+    values = {quoted(name): f"s.row.{quoted(name)}" for name in form.schema.column_names}
+    values |= {quoted(name): f"s.{quoted(value)}" for name, value in our_values(form).items()}
+    if form.exact:
+        values[EXACT] = "s.exact"
+    return values
+
+
+def _same_row(form: StoredForm) -> str:
+    """In SQL, that ``t`` and ``s`` have the same row identity."""
+
+    def same(stored: str, told: str, type: str) -> str:
+        if type.startswith("map<"):
+            stored, told = (f"sort_array(map_entries({value}))" for value in (stored, told))
+        return f"{stored} <=> {told}"
+
+    parts = [
+        same(f"cast(t.{quoted(c.name)} AS {c.spark_type})", f"s.row.{quoted(c.name)}", c.spark_type)
+        for c in form.schema.columns
+    ]
+    if form.exact:
+        parts.append(same(f"t.{EXACT}", "s.exact", EXACT_TYPE))
+    return " AND ".join(parts)

@@ -150,8 +150,8 @@ class LakeFormat(Protocol):
         """Commit nothing but the session's stamp."""
 
     @property
-    def places(self) -> RowPlaces:
-        """What tells rows apart that are equal in all columns."""
+    def places(self) -> RowPlaces | None:
+        """What tells rows apart that are equal in all columns; None: a MERGE cannot use it."""
 
     def add_column(self, spark: SparkSession, name: TableName, column: str, type: str) -> None:
         """Add a column that is null in all rows."""
