@@ -191,7 +191,7 @@ class Generator:
         if kind == "numeric":
             return chance.choice(("1.5", "'NaN'", "1e30", "'-Infinity'", "0.125", "7"))
         if kind.startswith("numeric"):
-            return f"{chance.randrange(100_000)}.25"
+            return f"{chance.randrange(9999)}.25"
         if kind == "text" and chance.random() < 0.5:
             return f"repeat(md5('{chance.randrange(9)}'), 90)"
         return f"'{chance.choice('abc')}{chance.randrange(9)}'"

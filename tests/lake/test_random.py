@@ -33,7 +33,7 @@ FIRST = int(os.environ.get("WALFLOW_TEST_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("WALFLOW_TEST_SEEDS", "2")))
 BURSTS = int(os.environ.get("WALFLOW_TEST_BURSTS", "2"))
 TRANSACTIONS = int(os.environ.get("WALFLOW_TEST_TRANSACTIONS", "150"))
-WAIT = 300
+WAIT = 600
 
 MODES = (
     ({"freshness": "view"}, ALL_ROWS),
