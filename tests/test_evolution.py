@@ -119,6 +119,13 @@ def test_keys_are_compared_by_number() -> None:
     assert way(before, swapped).key_changed
 
 
+def test_a_key_that_the_stream_does_not_tell_is_not_followed() -> None:
+    whole = form(ID, A, key=(), replica_identity=ReplicaIdentity.FULL)
+    assert "its key has changed" in refused(whole, replace(whole, key=("id",)))
+    assert "its key has changed" in refused(replace(whole, key=("a",)), replace(whole, key=("id",)))
+    assert way(replace(whole, key=("id",)), whole).key_changed
+
+
 def test_rewrites_are_followed_if_they_are_trusted() -> None:
     before, after = form(ID, A), form(column(1, "number", BIGINT), A, key=("number",))
     reason = refused(before, replace(after, filenodes=frozenset({200})))

@@ -34,7 +34,7 @@ NAMES = {
         "StoreError StoreForeign TableLocked TableRewritten TablesSetAside UnknownTable "
         "WalLevelNotLogical WalflowError"
     ),
-    "walflow.evolution": "Evolution NotFollowed evolution widens",
+    "walflow.evolution": "Evolution NotFollowed evolution key_numbers widens",
     "walflow.model": (
         "OLD_EXACT ChangeStats ChangeType Column Lsn PgType Phase ReplicaIdentity Span "
         "TableName TableSchema quote_identifier"

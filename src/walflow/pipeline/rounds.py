@@ -19,6 +19,7 @@ from walflow.destinations.base import (
     TableChanges,
 )
 from walflow.errors import WalflowError
+from walflow.evolution import key_numbers
 from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
 from walflow.observe.metrics import PipelineMetrics
@@ -128,12 +129,12 @@ class Rounds:
         different ways do not go into one round."""
         files: list[LogFile] = []
         forms = {state.schema.version: state.schema}
-        key = _key_of(state.schema)
+        key = key_numbers(state.schema)
         for number, stretch in enumerate(stretches):
             wanted = [file for file in stretch.files if not self._is_past(state, stretch, file)]
             for version in {file.version for file in wanted} - forms.keys():
                 forms[version] = _numbered(self._evolver.form(state.schema.oid, version))
-            keys = {_key_of(forms[file.version]) for file in wanted}
+            keys = {key_numbers(forms[file.version]) for file in wanted}
             if keys - {key}:
                 if files:
                     return self._round(files, forms, stretches, number)
@@ -231,8 +232,3 @@ def _numbered(form: TableSchema) -> TableSchema:
         if not column.position:
             raise Outgrown(f"it cannot be told which column {column.name} is")
     return form
-
-
-def _key_of(schema: TableSchema) -> frozenset[int]:
-    """The key's columns, whatever they are called."""
-    return frozenset(column.position for column in schema.key_columns)
