@@ -84,7 +84,8 @@ def test_killed_at_any_time(tmp_path: Path) -> None:
         ends = [int(segment.span.upto) for segment in log.segments(START)]
         assert ends == list(range(int(START) + 100, expected + 1, 100))
         rows = read(log, log.segments(Lsn(expected - 300)))
-        assert (len(rows[1, 0]), len(rows[2, 0])) == (600, 15)
+        last = min(3, len(ends))
+        assert (len(rows[1, 0]), len(rows[2, 0])) == (200 * last, 5 * last)
         assert files_on_disk(folder) == files_in_log(log)
         log.close()
 

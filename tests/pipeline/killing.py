@@ -335,4 +335,5 @@ def in_lake(spark: SparkSession, lake: Path, table: str) -> Rows:
         "spark.sql.catalog.killed.cache-enabled": "false",
     }.items():
         reader.conf.set(name, value)
-    return Counter(tuple(row) for row in reader.table(f"killed.public.{table}").collect())
+    rows = reader.table(f"killed.public.{table}").drop("_CHANGE_TYPE", "_LSN", "_TIMESTAMP")
+    return Counter(tuple(row) for row in rows.collect())

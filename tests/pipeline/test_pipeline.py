@@ -46,7 +46,8 @@ def in_lake(spark: SparkSession, settings: Settings, table: str) -> list[tuple[A
         "spark.sql.catalog.other.cache-enabled": "false",
     }.items():
         reader.conf.set(name, value)
-    return sorted(tuple(row) for row in reader.table(f"other.public.{table}").collect())
+    rows = reader.table(f"other.public.{table}").drop("_CHANGE_TYPE", "_LSN", "_TIMESTAMP")
+    return sorted(tuple(row) for row in rows.collect())
 
 
 def assert_equal(spark: SparkSession, settings: Settings, database: Database, *tables: str) -> None:
