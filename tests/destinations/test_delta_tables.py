@@ -224,6 +224,10 @@ def test_versions_and_upkeep(
     session.sql(f"RESTORE TABLE {identifier} TO VERSION AS OF {two[schema.name]}")
     assert delta_lake(spark, warehouse).applied(schema) == positions[2]
     assert session.table(identifier).count() == 2
+    # Nor are versions from before a copy that set it back those of positions after it.
+    destination.adopt_files(schema, [source.copy_file()], positions[1], exact=False)
+    newest = format.versions(session, schema.name)[-1].id
+    assert format.versions_at(session, {schema.name: positions[3]}) == {schema.name: newest}
 
 
 def test_expiry_gives_up_what_only_former_versions_need(

@@ -32,10 +32,17 @@ def versions(folder: Path) -> list[Version]:
 
 
 def version_at(folder: Path, position: Lsn) -> int | None:
-    """The first version that has the newest position up to this one."""
-    known = [(v.position, v.id) for v in versions(folder) if v.position is not None]
-    reached = max((at for at, _ in known if at <= position), default=None)
-    return next((number for at, number in known if at == reached), None)
+    """See LakeFormat.versions_at."""
+    found: Version | None = None
+    # From the newest: before a copy that set the table back, the same positions mean other rows.
+    for version in reversed(versions(folder)):
+        if version.position is None:
+            continue
+        if found is not None and version.position != found.position:
+            break
+        if version.position <= position:
+            found = version
+    return None if found is None else found.id
 
 
 def compact(spark: SparkSession, folder: Path, policy: Compaction) -> bool:
