@@ -195,10 +195,13 @@ def test_whole_rows_of_a_keyless_table(spark: SparkSession, tmp_path: Path) -> N
         ([], "array<date>"),
         ([date(2024, 1, 1)], "array<date>"),
         (["it's", None], "array<string>"),
+        ({"it's": "x", "n": None}, "map<string,string>"),
+        ({}, "map<string,string>"),
     ],
 )
 def test_values_in_sql(spark: SparkSession, value: object, spark_type: str) -> None:
-    found = spark.sql(f"SELECT {sql_value(value, spark_type)} AS v")
+    given = list(value.items()) if isinstance(value, dict) else value
+    found = spark.sql(f"SELECT {sql_value(given, spark_type)} AS v")
     assert found.schema["v"].dataType.simpleString() == spark_type
     row = found.first()
     assert row is not None

@@ -53,6 +53,8 @@ def missing_value(evolution: Evolution, column: Column) -> str:
 
 def sql_value(value: object, spark_type: str) -> str:
     """A Python value as one of the type, in Spark SQL."""
+    if isinstance(value, list) and spark_type.startswith("map<"):
+        value = dict(value)  # as Arrow shows a map
     return f"CAST({_literal(value)} AS {spark_type})"
 
 
@@ -65,6 +67,9 @@ def _literal(value: object) -> str:
             return str(value).lower()
         case bytes():
             return f"X'{value.hex()}'"
+        case dict():
+            pairs = (_literal(part) for pair in value.items() for part in pair)
+            return f"map({', '.join(pairs)})"
         case list():
             return f"array({', '.join(map(_literal, value))})"
         case date():  # and datetime, which is one
