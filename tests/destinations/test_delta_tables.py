@@ -92,6 +92,37 @@ def test_weird_names(
     assert destination.own_tables() == [schema.name]
 
 
+def test_a_catalog_knows_the_tables_too(
+    spark: SparkSession, session: SparkSession, warehouse: Path, tmp_path: Path
+) -> None:
+    schema = make_schema({"id": "bigint", "a": "string"}, ["id"], "t")
+    schema = replace(schema, name=TableName("known", "t"))
+    source = Source(schema, tmp_path)
+    with source.transaction():
+        source.insert(id=1, a="one")
+    plain = delta_lake(spark, warehouse)
+    plain.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+    plain.shutdown()
+    destination = LakeDestination(
+        spark, DeltaFormat(str(warehouse), catalog="spark_catalog"), OWNER
+    )
+    # One that was there before, and one that is made now.
+    assert destination.applied(schema) == Lsn(1)
+    assert session.table("spark_catalog.known.t").count() == 1
+    other = replace(schema, name=TableName("known", "other"))
+    destination.adopt_files(other, [source.copy_file()], Lsn(1), exact=False)
+    assert session.table("spark_catalog.known.other").count() == 1
+    with pytest.raises(DestinationError, match="letters, digits and underscores only"):
+        destination.adopt_files(
+            replace(schema, name=TableName("known", "a b")), [], Lsn(1), exact=False
+        )
+    for one in (schema, other):
+        destination.drop_table(one)
+    assert session.sql("SHOW TABLES IN spark_catalog.known").count() == 0
+    session.sql("DROP NAMESPACE spark_catalog.known")
+    destination.shutdown()
+
+
 def test_columns_that_differ_by_case_alone_are_refused(
     tmp_path: Path, destination: LakeDestination, warehouse: Path
 ) -> None:

@@ -64,6 +64,7 @@ def open_destination(
     settings: Settings,
     source: str,
     *,
+    timeline: int | None = None,
     spark: SparkSession | None = None,
     warm_up: bool = True,
     debug: bool = False,
@@ -71,6 +72,7 @@ def open_destination(
     """Start Spark (unless a session is given) and open the destination that the settings name.
 
     ``source`` tells sources apart: a table that came from another one is not touched.
+    ``timeline``, of the source's log at the start, is told by commits only.
     Warming up goes on in the background, so that it can overlap with the copy; without
     ``warm_up`` the first writes take seconds. With ``debug``, what the JVM logs reaches the
     terminal.
@@ -93,7 +95,7 @@ def open_destination(
         for table in settings.apply.tables
     }
     others = plan_of(settings.apply)
-    owner = Owner(settings.name, source)
+    owner = Owner(settings.name, source, timeline)
     destination = LakeDestination(
         spark,
         format,
@@ -116,13 +118,14 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
     options = settings.destination.options
     if urlsplit(settings.destination.uri).scheme == "iceberg":
         return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
-    if options:
+    if unknown := sorted(options.keys() - {"catalog"}):
         raise ConfigError(
-            "destination.options are settings of a catalog, and Delta tables are known by their "
-            "place alone",
-            hint="Leave them out; settings of Spark go into spark.conf.",
+            f"destination.options has {', '.join(unknown)}, which Delta has no use for (known: "
+            "catalog, the catalog of Spark's that is to know the tables, such as spark_catalog)",
+            hint="Settings of Spark, and of its catalogs, go into spark.conf.",
         )
-    return delta.DeltaFormat(str(warehouse)), delta.EXTENSIONS, DELTA
+    format = delta.DeltaFormat(str(warehouse), options.get("catalog"))
+    return format, delta.EXTENSIONS, DELTA
 
 
 def _warm_up(destination: Startup) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.destinations.delta import upkeep
+from walflow.destinations.delta.entries import Entries
 from walflow.destinations.delta.tables import (
     SESSION_CONF,
     all_properties,
@@ -46,15 +47,17 @@ __all__ = ["DeltaFormat"]
 
 class DeltaFormat:
     """Tables ``<folder>/<schema>/<table>``; see LakeFormat. All of it is SQL, and so the same on
-    Spark Connect; the folder itself is looked through and cleared by this process."""
+    Spark Connect; the folder itself is looked through and cleared by this process. A catalog of
+    Spark's can know the tables too."""
 
     name = "delta"
     keeps_views = False
     places = None
 
-    def __init__(self, warehouse: str) -> None:
+    def __init__(self, warehouse: str, catalog: str | None = None) -> None:
         self.session_conf: Mapping[str, str] = SESSION_CONF
         self._warehouse = Path(warehouse)
+        self._entries = None if catalog is None else Entries(catalog)
 
     def opened(self, spark: SparkSession) -> None:
         """There is nothing to open."""
@@ -69,7 +72,10 @@ class DeltaFormat:
         """It is a folder, which the first table makes."""
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        return look_at_table(spark, self._folder(name))
+        stored = look_at_table(spark, self._folder(name))
+        if stored is not None and stored.position is not None:
+            self._enter(spark, name)
+        return stored
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         check_names(form.name, [column.name for column in form.columns])
@@ -83,6 +89,7 @@ class DeltaFormat:
             writer = writer.tableProperty(name, value)
         with stamped(rows.sparkSession, stamp):
             writer.using("delta").createOrReplace()
+        self._enter(rows.sparkSession, form.name)
 
     def adopt(
         self,
@@ -122,6 +129,7 @@ class DeltaFormat:
         alter_table(spark, self.identifier(name), clauses)
 
     def rename(self, spark: SparkSession, name: TableName, new: TableName) -> bool:
+        self._remove(spark, name)
         return rename_table(self._folder(name), self._folder(new))
 
     def rows(self, spark: SparkSession, name: TableName) -> int:
@@ -138,6 +146,7 @@ class DeltaFormat:
         raise NotImplementedError("tables that are known by their place have no views")
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
+        self._remove(spark, name)
         drop_table(self._folder(name))
 
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
@@ -165,6 +174,14 @@ class DeltaFormat:
 
     def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
         upkeep.remove_orphans(spark, self._folder(name), before)
+
+    def _enter(self, spark: SparkSession, name: TableName) -> None:
+        if self._entries is not None:
+            self._entries.enter(spark, name, self._folder(name))
+
+    def _remove(self, spark: SparkSession, name: TableName) -> None:
+        if self._entries is not None:
+            self._entries.remove(spark, name)
 
     def _folder(self, name: TableName) -> Path:
         return table_folder(self._warehouse, name)
