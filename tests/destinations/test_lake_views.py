@@ -435,6 +435,11 @@ def test_a_view_becomes_a_table_without_a_copy(kept: Lake) -> None:
     assert not kept.is_viewed()
     kept.round(all_on_one_key)
     assert kept.destination.own_tables() == [NAME]
+    # It is one that can have another name.
+    other = replace(KEYED, name=TableName("public", "other"))
+    assert kept.destination.rename_table(KEYED, other.name)
+    assert kept.destination.applied(other) == kept.source.position
+    assert kept.destination.rename_table(other, NAME)
     # And back, with one.
     kept.start(VIEW)
     assert kept.destination.applied(KEYED) is None
@@ -494,6 +499,12 @@ def test_names_that_are_taken(lake: Lake, spark: SparkSession, tmp_path: Path) -
     with pytest.raises(DestinationError, match="t__base"):
         other.fill()
     assert other.destination.own_tables() == [part.name]
+    theirs = LakeDestination(
+        spark, IcebergFormat(str(lake.warehouse)), replace(OWNER, pipeline="other"), lambda _: VIEW
+    )
+    lake.session.sql(f"DROP TABLE {table_identifier(changes_of(NAME))}")
+    with pytest.raises(DestinationForeign, match="belongs to the pipeline"):
+        theirs.adopt_files(KEYED, [], lake.source.position, False)
 
 
 def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
@@ -519,7 +530,7 @@ def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], N
     lake.check()
 
 
-def test_its_form_changes(kept: Lake) -> None:
+def test_its_form_changes(kept: Lake, failpoints: Callable[[str], None]) -> None:
     kept.round(insert_update_delete)
     columns = {c.name: c for c in KEYED.columns}
     before = replace(KEYED, filenodes=frozenset({1}))
@@ -532,8 +543,15 @@ def test_its_form_changes(kept: Lake) -> None:
             replace(columns["n"], name="extra", position=9),
         ),
     )
-    kept.destination.change_table(evolution(before, after, trust_rewrites=False))
-    kept.destination.change_table(evolution(before, after, trust_rewrites=False))
+    way = evolution(before, after, trust_rewrites=False)
+    failpoints("view.changing[public.t__changes]@1=raise")
+    with pytest.raises(FailpointReached):
+        kept.destination.change_table(way)
+    # One of the parts has the new form.
+    kept.start(VIEW)
+    assert kept.destination.applied(after) == kept.source.position
+    kept.destination.change_table(way)
+    kept.destination.change_table(way)
     source = Source(after, kept.warehouse.parent / "log")
     source._lsn, source._cut = kept.source._lsn, kept.source._cut
     source.rows = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.forms import EXACT, StoredColumn, StoredForm
+from walflow.destinations.lake.forms import COLUMNS, EXACT, StoredColumn, StoredForm
 from walflow.model import Lsn, TableName
 from walflow.spark.net import may_be_inexact
 
@@ -19,6 +19,7 @@ __all__ = [
     "REMOVED",
     "ROUND",
     "Parts",
+    "are_of_one_form",
     "base_form",
     "base_of",
     "changes_form",
@@ -27,6 +28,7 @@ __all__ = [
     "part_properties",
     "said_by_parts",
     "stored_parts",
+    "whole_of",
     "why_merged",
 ]
 
@@ -79,6 +81,16 @@ def changes_of(name: TableName) -> TableName:
     return TableName(name.schema, f"{name.name}__changes")
 
 
+def whole_of(name: TableName, stored: Stored) -> TableName | None:
+    """The table that the one of this name is a part of; None: it is none.
+
+    A base that became a table itself says for ever what it was a part of, whatever its name is.
+    """
+    said = stored.properties.get(PART_OF)
+    whole = None if said is None else TableName.parse(said)
+    return whole if whole and name in (base_of(whole), changes_of(whole)) else None
+
+
 def part_properties(form: StoredForm, copy: str) -> Mapping[str, str]:
     """What both parts say of themselves; ``copy`` tells this copy from all others."""
     return {PART_OF: str(form.name), _COPY: copy, **key_property(form)}
@@ -118,6 +130,12 @@ def stored_parts(base: Stored | None, changes: Stored | None) -> Stored | None:
     # It is added to one after the other.
     columns = {n: t for n, t in base.columns.items() if n != EXACT or n in changes.columns}
     return Stored(position, columns, base.properties)
+
+
+def are_of_one_form(base: Stored, changes: Stored) -> bool:
+    """Not while their form changes: that is done to one after the other."""
+    said = ((part.properties.get(COLUMNS), part.properties.get(_KEY)) for part in (base, changes))
+    return len(set(said)) == 1 and base.columns.keys() - {EXACT} <= changes.columns.keys()
 
 
 def why_merged(form: StoredForm) -> str | None:

@@ -25,6 +25,7 @@ from walflow.destinations.lake.freshness.folding import Unfolded, fold
 from walflow.destinations.lake.freshness.parts import (
     PART_OF,
     Parts,
+    are_of_one_form,
     base_form,
     base_of,
     changes_form,
@@ -33,6 +34,7 @@ from walflow.destinations.lake.freshness.parts import (
     part_properties,
     said_by_parts,
     stored_parts,
+    whole_of,
     why_merged,
 )
 from walflow.destinations.lake.freshness.shown import show
@@ -75,8 +77,13 @@ class ViewedTables:
         return base and stored_parts(base, self._part(spark, changes_of(name), name))
 
     def opened(self, spark: SparkSession, parts: Parts) -> None:
-        """Get the table ready to be followed: its view may be missing after a crash."""
-        show(self._format, spark, parts)
+        """Get the table ready to be followed: its view may be missing after a crash.
+
+        If that was while the parts' form changed, there is nothing that a view could show: it is
+        made when the change is done."""
+        base, changes = (self._format.look(spark, part) for part in (parts.base, parts.changes))
+        if base is not None and changes is not None and are_of_one_form(base, changes):
+            show(self._format, spark, parts)
         self._count(spark, parts)
 
     def whole(self, spark: SparkSession, names: Iterable[TableName]) -> list[TableName]:
@@ -84,19 +91,15 @@ class ViewedTables:
         found = set()
         for name in names:
             stored = self._format.look(spark, name) if name.name.endswith(_SUFFIXES) else None
-            part_of = stored and stored.properties.get(PART_OF)
-            found.add(TableName.parse(part_of) if part_of else name)
+            found.add((stored and whole_of(name, stored)) or name)
         return sorted(found)
 
     def without_parts(self, name: TableName, stored: Stored) -> Stored:
         """The stored table, which has this name, as the one that it is. DestinationError if it is a
         part of another."""
-        whole = stored.properties.get(PART_OF)
-        if whole is None:
-            return stored
-        if whole != str(name):
-            raise _taken(self._format.identifier(name), TableName.parse(whole))
-        # It was the base until it got the table's name.
+        if (whole := whole_of(name, stored)) is not None:
+            raise _taken(self._format.identifier(name), whole)
+        # If there is the property, it was a base until it got the table's name.
         others = {key: value for key, value in stored.properties.items() if key != PART_OF}
         return replace(stored, properties=others)
 
@@ -165,6 +168,7 @@ class ViewedTables:
             if (found := self._format.look(spark, part)) is not None:
                 if found.properties.get(PART_OF) != str(name):
                     raise _taken(self._format.identifier(part), name)
+                check_owner(self._format.identifier(part), self._owner, found.properties)
                 ours = True
         identifier = self._format.identifier(name)
         if ours or not self._format.keeps_views or self._format.look(spark, name) is not None:
@@ -230,6 +234,7 @@ class ViewedTables:
             self.fold(spark, parts, stored.position)
         key = key_property(form)
         for part in (base_form(form), changes_form(form)):
+            failpoint("view.changing", part.name)
             change_form(spark, self._format, part, evolution, self._owner)
             said = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in key.items())
             self._format.alter(spark, part.name, f"SET TBLPROPERTIES ({said})")
