@@ -284,26 +284,26 @@ NAN = Inexact(None, "NaN")
 
 def test_exact_texts_follow_their_values(make_pair: MakePair) -> None:
     schema = make_schema(
-        {"id": "bigint", "until": "timestamp", "n": "decimal(12,2)", "body": "string"}, ["id"]
+        {"id": "bigint", "until": "timestamp", "n": "decimal(12,2)", "base": "string"}, ["id"]
     )
     pair = make_pair(schema)
     source = pair.source
     with source.transaction():
         for number in (1, 2, 3):
-            source.insert(id=number, until=LAST_DAY, n=Decimal("1.50"), body="b")
+            source.insert(id=number, until=LAST_DAY, n=Decimal("1.50"), base="b")
     pair.copy()
     with source.transaction():
         source.update(source.find(id=1), until=FOREVER, n=NAN)
-        source.insert(id=4, until=FOREVER, n=None, body=None)
+        source.insert(id=4, until=FOREVER, n=None, base=None)
     pair.round()
     with source.transaction():
         # The text of a column that is not sent stays with its value; of one that is, goes.
-        source.update(source.find(id=1), unsent=["n", "body"], until=LAST_DAY)
-        source.update(source.find(id=4), unsent=["body"], until=None)
+        source.update(source.find(id=1), unsent=["n", "base"], until=LAST_DAY)
+        source.update(source.find(id=4), unsent=["base"], until=None)
         source.update(source.find(id=2), n=NAN)
     pair.round()
     with source.transaction():
-        source.update(source.find(id=1), unsent=["n", "body"], id=9)
+        source.update(source.find(id=1), unsent=["n", "base"], id=9)
         source.update(source.find(id=2), n=Decimal("2.00"))
     pair.round()
 

@@ -51,6 +51,8 @@ RESERVED_COLUMNS = frozenset(
         "_old",
         "_exact",
         "_kind",
+        "_base",
+        "_base_exact",
         "_EXACT",
         # Iceberg's metadata columns: a table that has one cannot be scanned.
         "_file",

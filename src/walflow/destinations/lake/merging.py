@@ -170,15 +170,15 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
     schema, has_exact = form.schema, form.exact
     moved = net.where("_old IS NOT NULL")
     table = net.sparkSession.table(identifier).select(
-        sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("base"),
-        (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("base_exact"),
+        sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("_base"),
+        (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("_base_exact"),
     )
-    same = [sf.col("base")[name].eqNullSafe(sf.col(f"_old.{quoted(name)}")) for name in schema.key]
+    same = [sf.col("_base")[name].eqNullSafe(sf.col(f"_old.{quoted(name)}")) for name in schema.key]
     for column in schema.key_columns:
         if may_be_inexact(column):
             text = sf.lit(column.name)
             wanted = sf.try_element_at(sf.col("_old._exact"), text)
-            same.append(sf.try_element_at(sf.col("base_exact"), text).eqNullSafe(wanted))
+            same.append(sf.try_element_at(sf.col("_base_exact"), text).eqNullSafe(wanted))
     found = moved.join(table, same, "left")
 
     def value(name: str) -> Expr:
@@ -186,14 +186,14 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         if name in schema.key:
             return own
         missing = sf.raise_error(sf.lit(missing_row(schema)))
-        base = sf.when(sf.col("base").isNull(), missing).otherwise(sf.col("base")[name])
+        base = sf.when(sf.col("_base").isNull(), missing).otherwise(sf.col("_base")[name])
         return sf.when(sf.array_contains("_unchanged", name), base).otherwise(own).alias(name)
 
     nothing = sf.create_map().cast(EXACT_TYPE)
-    stays = sf.map_filter("base_exact", lambda n, _: sf.array_contains(sf.col("_unchanged"), n))
+    stays = sf.map_filter("_base_exact", lambda n, _: sf.array_contains(sf.col("_unchanged"), n))
     exact = sf.map_concat(sf.coalesce(stays, nothing), sf.coalesce(sf.col("_exact"), nothing))
     # A step of its own: inside a lambda Spark would take `_unchanged` for the new column below.
-    found = found.withColumn("base_exact", exact)
+    found = found.withColumn("_base_exact", exact)
     filled = found.select(
         "_change_type",
         "_kind",
@@ -201,7 +201,7 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
-        sf.when(sf.size("base_exact") > 0, sf.col("base_exact")).alias("_exact"),
+        sf.when(sf.size("_base_exact") > 0, sf.col("_base_exact")).alias("_exact"),
         *(quoted(name) for name in our_values(form).values() if name not in _NET),
         *(value(name) for name in schema.column_names),
     )
