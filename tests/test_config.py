@@ -160,6 +160,7 @@ class TestProblems:
             ("spark: {driver_memory: 12}", "spark.driver_memory (file {}): "),
             ("spark: {conf: hunter2}", "must be a mapping"),
             ("log: 3", "log (file {}): must be a section with folder, max_bytes"),
+            ("apply: {lsn_column: _TIMESTAMP}", "apply (file {}): change_type_column, lsn_column"),
         ],
     )
     def test_wrong_values_say_where_and_what(

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_serializer,
+    model_validator,
+)
 
 from walflow.config.values import (
     Address,
@@ -222,6 +230,14 @@ class ApplySettings(_Section):
         description="For single tables: {public.orders: {mode: history}}; `mode`, `freshness` and "
         "`on_column_dropped` can be said.",
     )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if len({self.change_type_column, self.lsn_column, self.timestamp_column}) < 3:
+            raise ValueError(
+                "change_type_column, lsn_column and timestamp_column must have different names"
+            )
+        return self
 
 
 class MaintenanceSettings(_Section):

@@ -146,11 +146,18 @@ class StoredForm:
 
 
 def stored_form(schema: TableSchema, plan: TablePlan, *, exact: bool) -> StoredForm:
-    """The form of the table. DestinationError if a column of the source has a name of ours, or the
-    mode is not one for such a table."""
+    """The form of the table. DestinationError if a column of the source has a name of ours, two
+    of ours have one name, or the mode is not one for such a table."""
     if plan.mode == "scd2" and not schema.key:
         raise _keyless(schema)
     ours = _metadata_columns(plan) + _MODE_COLUMNS[plan.mode]
+    names = [EXACT, *(c.name for c in ours)]
+    if twice := sorted(name for name in names if names.count(name) > 1):
+        raise _not_possible(
+            f"two of the columns that walflow adds to {schema.name} have the name {twice[0]}",
+            "Give metadata columns other names: apply.change_type_column, apply.lsn_column, "
+            "apply.timestamp_column.",
+        )
     taken = {c.name for c in ours} & set(schema.column_names)
     if taken:
         raise _clash(schema, min(taken))
