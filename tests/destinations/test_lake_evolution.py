@@ -27,7 +27,8 @@ from tests.destinations.reference import (
 from walflow.destinations.base import ChangesTables, RenamesTables
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
-from walflow.destinations.lake import LakeDestination, TablePlan
+from walflow.destinations.lake import LakeDestination, Metadata, TablePlan
+from walflow.destinations.lake.forms import stored_form
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Column, PgType, TableName, TableSchema
@@ -305,6 +306,33 @@ def test_a_key_may_become_another(evolving: MakeEvolving) -> None:
     pair.round()
 
 
+@pytest.mark.parametrize("way", ["bridge"], indirect=True)
+def test_deleted_rows_that_another_key_cannot_tell_apart(evolving: MakeEvolving) -> None:
+    columns = {"id": "1 bigint", "a": "2 string"}
+    pair = evolving(form(columns, []), TablePlan(mode="soft_delete"))
+    pair.copy({"id": 1, "a": "x"}, {"id": 2, "a": "y"}, {"id": None, "a": "x"}, {"id": None})
+    source, destination = pair.source, pair.destination
+    with source.transaction():
+        for row in [row for row in source.rows if row["id"] is None]:
+            source.delete(row)
+    destination.write_events(source.events(pair.spark))
+    # Rows without a key are no rows of one key.
+    destination.change_table(pair.evolve(form(columns)))
+    destination.change_table(pair.evolve(form(columns, [])))
+    with source.transaction():
+        source.update(source.find(id=1), a="x2")
+    destination.write_events(source.events(pair.spark))
+    way = pair.evolve(form(columns))
+    with pytest.raises(DestinationError, match="several rows under one key") as refused:
+        destination.change_table(way)
+    assert not refused.value.retry
+    # So, too, if it was copied again for it.
+    with source.transaction():
+        source.insert(id=3)
+    with pytest.raises(DestinationError, match="several rows under one key"):
+        pair.adopt()
+
+
 def test_a_key_that_is_dropped_and_kept(evolving: MakeEvolving) -> None:
     pair = evolving(ABC, TablePlan(on_column_dropped="keep"))
     pair.copy(*ROWS)
@@ -457,6 +485,9 @@ def test_names_of_ours_are_refused(evolving: MakeEvolving) -> None:
     assert not refused.value.retry
     assert refused.value.hint
     pair.check()
+    twice = TablePlan(mode="scd2", metadata=Metadata(timestamp="_VALID_FROM"))
+    with pytest.raises(DestinationError, match="have the name _VALID_FROM"):
+        stored_form(ABC, twice, exact=False)
 
 
 @pytest.mark.parametrize("way", ["sql"], indirect=True)

@@ -35,7 +35,12 @@ from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner
 from walflow.destinations.lake.pictures import AsOf, KeptPicture, KeptTable, Pictures, readable
-from walflow.destinations.lake.recopying import bring_to_form, has_past, write_differences
+from walflow.destinations.lake.recopying import (
+    bring_to_form,
+    check_key,
+    has_past,
+    write_differences,
+)
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.warming import warm_up_writes
@@ -251,6 +256,8 @@ class LakeDestination:
                 self._viewed.change(spark, form, evolution, stored)
             else:
                 change_form(spark, self._format, form, evolution, self._owner)
+                if evolution.key_changed:
+                    check_key(spark, self._format, form)
 
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """See RenamesTables. False too if there is another table of that name."""

@@ -19,6 +19,7 @@ from walflow.destinations.lake.evolving import change_form
 from walflow.destinations.lake.format import LakeFormat, Stored
 from walflow.destinations.lake.forms import (
     COLUMNS,
+    EXACT,
     MODE,
     StoredForm,
     column_numbers,
@@ -31,13 +32,20 @@ from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed, widens
 from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableSchema
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import EXACT_TYPE, changes_schema, identity_of, quoted, row_identity
+from walflow.spark.net import (
+    EXACT_TYPE,
+    changes_schema,
+    identity_of,
+    may_be_inexact,
+    quoted,
+    row_identity,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["bring_to_form", "has_past", "write_differences"]
+__all__ = ["bring_to_form", "check_key", "has_past", "write_differences"]
 
 _INSERT, _UPDATE, _DELETE = (
     ChangeType.INSERT.value,
@@ -80,6 +88,31 @@ def bring_to_form(
             change_form(spark, format, form, way, stamp.owner)
     except NotFollowed as reason:
         raise _would_be_lost(identifier, f"cannot get the form of the copy ({reason})") from reason
+    # Which key it had before it does not say.
+    check_key(spark, format, form)
+
+
+def check_key(spark: SparkSession, format: LakeFormat, form: StoredForm) -> None:
+    """DestinationError if deleted rows that are kept have the same key as others, as they may if
+    another key told them apart: each would be changed when one is."""
+    schema, identifier = form.schema, format.identifier(form.name)
+    if form.plan.mode != "soft_delete" or not schema.key:
+        return
+    parts = []
+    for column in schema.key_columns:
+        value, text = sf.col(quoted(column.name)), sf.lit(None).cast("string")
+        if form.exact and may_be_inexact(column):
+            text = sf.try_element_at(sf.col(EXACT), sf.lit(column.name))
+        # Without a value it is no key: no change finds the row.
+        parts.append(sf.when(value.isNotNull() | text.isNotNull(), sf.struct(value, text)))
+    keys = spark.table(identifier).select(*(part.alias(f"k{n}") for n, part in enumerate(parts)))
+    keys = keys.where(" AND ".join(f"{name} IS NOT NULL" for name in keys.columns))
+    if not keys.groupBy(*keys.columns).count().where("count > 1").isEmpty():
+        raise _would_be_lost(
+            identifier,
+            f"has several rows under one key now that this is ({', '.join(schema.key)}): deleted "
+            "rows could not be told from the one that is there",
+        )
 
 
 def _would_be_lost(identifier: str, why: str) -> DestinationError:
@@ -88,7 +121,7 @@ def _would_be_lost(identifier: str, why: str) -> DestinationError:
         hint="walflow does not remove it by itself. Set it aside under another name (ALTER TABLE "
         f"{identifier} RENAME TO …, or where the catalog cannot rename: CREATE TABLE … AS SELECT * "
         f"FROM {identifier}; DROP TABLE {identifier};), or drop it; then walflow retry makes it "
-        "anew. Or put the settings back.",
+        "anew. Or put back what was changed: the settings, or the source's key.",
     )
     error.retry = False
     return error
