@@ -36,8 +36,8 @@ def other_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     yield from fresh_database(postgres)
 
 
-def in_lake(spark: SparkSession, settings: Settings, table: str) -> list[tuple[Any, ...]]:
-    """Read past everything of ours: a session that knows the folder alone."""
+def lake_reader(spark: SparkSession, settings: Settings) -> SparkSession:
+    """To read past everything of ours: a session that knows the folder alone."""
     reader = spark.newSession()
     for name, value in {
         "spark.sql.catalog.other": "org.apache.iceberg.spark.SparkCatalog",
@@ -46,7 +46,15 @@ def in_lake(spark: SparkSession, settings: Settings, table: str) -> list[tuple[A
         "spark.sql.catalog.other.cache-enabled": "false",
     }.items():
         reader.conf.set(name, value)
-    rows = reader.table(f"other.public.{table}").drop("_CHANGE_TYPE", "_LSN", "_TIMESTAMP")
+    return reader
+
+
+def in_lake(spark: SparkSession, settings: Settings, table: str) -> list[tuple[Any, ...]]:
+    rows = (
+        lake_reader(spark, settings)
+        .table(f"other.public.{table}")
+        .drop("_CHANGE_TYPE", "_LSN", "_TIMESTAMP")
+    )
     return sorted(tuple(row) for row in rows.collect())
 
 
@@ -82,6 +90,8 @@ def test_a_form_that_changed_while_nobody_looked(
         database.execute("ALTER TABLE t DROP COLUMN a", "UPDATE t SET b = 8 WHERE id = 1")
         catch_up(pipeline)
         assert_equal(spark, settings, database, "t", "u")
+    commits = lake_reader(spark, settings).table("other.public.t.snapshots")
+    assert {row["summary"].get("walflow.timeline") for row in commits.collect()} == {"1"}
     # And nothing is copied that need not be.
     began = time.time()
     with running(settings, spark) as pipeline:

@@ -151,7 +151,8 @@ class Pipeline:
             if lost is not None:
                 raise lost
         self.stage = "starting Spark"
-        self._destination = self._open_destination(f"{identity.system_id}/{found.server.database}")
+        source = f"{identity.system_id}/{found.server.database}"
+        self._destination = self._open_destination(source, found.timeline)
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
         self._publish(found)
@@ -199,10 +200,12 @@ class Pipeline:
         )
         self._tables = Tables(self._store, retries)
 
-    def _open_destination(self, source: str) -> OpenDestination:
+    def _open_destination(self, source: str, timeline: int) -> OpenDestination:
         settings, spark = self.settings, self._given_spark
         if self._given_destination is None:
-            return open_destination(settings, source, spark=spark, debug=self._debug)
+            return open_destination(
+                settings, source, timeline=timeline, spark=spark, debug=self._debug
+            )
         owns_spark = spark is None
         spark = spark or make_session(settings.spark, [], {}, debug=self._debug)
         return OpenDestination(self._given_destination, spark, owns_spark)

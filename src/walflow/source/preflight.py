@@ -35,6 +35,7 @@ from walflow.source.slots import (
     require_failover,
     slot_loss,
 )
+from walflow.source.timelines import read_timeline
 
 __all__ = ["OLDEST_VERSION", "Preflight", "preflight"]
 
@@ -44,6 +45,8 @@ OLDEST_VERSION = 14
 @dataclass(frozen=True, slots=True)
 class Preflight:
     server: Server
+    timeline: int
+    """Of the server's log."""
     slot: SlotState
     publication: Publication | None
     """None: there is none yet, and walflow was asked to make it."""
@@ -107,7 +110,16 @@ def preflight(
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
     if server.free_senders <= 0:
         raise NoFreeSender("All replication connections are taken (max_wal_senders).")
-    return Preflight(server, state, found, tuple(wanted), tuple(published), tuple(warnings), lost)
+    return Preflight(
+        server,
+        read_timeline(connection),
+        state,
+        found,
+        tuple(wanted),
+        tuple(published),
+        tuple(warnings),
+        lost,
+    )
 
 
 def _check_server(server: Server) -> None:
