@@ -4,6 +4,12 @@
 acts at the named places: at every hit, at the third hit only (``@3``), of one table only
 (``[public.t]``). ``kill`` ends the process as ``kill -9`` does, ``raise`` raises
 ``FailpointReached``, ``sleep:s`` waits. Without the variable a place costs one dictionary look-up.
+
+The places: ``move.<phase>`` and ``moved.<phase>`` (before and after a phase is stored),
+``slot.made``, ``copy.range``, ``copy.mended``, ``sync.data_sync``, ``sync.finished_copy``,
+``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``, ``view.copied``,
+``view.changing``, ``fold.merged``, ``maintain.compacted``, ``maintain.expire``, ``drop.slot``,
+``drop.store``, ``drop.table``.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from walflow.destinations.delta.commits import LOG, is_table, newest_stamp, newest_stamped
-from walflow.destinations.delta.names import folder_names, name_of_folder
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
+from walflow.destinations.lake.names import folder_names, name_of_folder
 from walflow.destinations.lake.owner import Owner, Stamp, is_owned
 from walflow.errors import DestinationError
 from walflow.evolution import NotFollowed

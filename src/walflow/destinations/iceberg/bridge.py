@@ -24,10 +24,10 @@ from walflow.destinations.iceberg.tables import (
     CATALOG,
     NAME_MAPPING,
     all_properties,
-    folder_names,
 )
 from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored
 from walflow.destinations.lake.forms import EXACT, StoredForm
+from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableName

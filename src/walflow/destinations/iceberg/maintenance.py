@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from walflow.destinations.iceberg.tables import CATALOG, folder_names, table_identifier
+from walflow.destinations.iceberg.tables import CATALOG, table_identifier
 from walflow.destinations.lake.format import Compaction, Version
+from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import POSITION
 from walflow.model import Lsn, TableName
 from walflow.spark.net import literal, quoted

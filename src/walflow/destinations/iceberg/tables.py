@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ import structlog
 
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
-from walflow.destinations.lake.owner import OWN_NAMESPACE, POSITION, Owner, Stamp, is_owned
+from walflow.destinations.lake.names import folder_names, name_of_folder
+from walflow.destinations.lake.owner import POSITION, Owner, Stamp, is_owned
 from walflow.model import Lsn, TableName
 from walflow.spark.net import literal, quoted
 
@@ -28,7 +28,6 @@ __all__ = [
     "catalog_conf",
     "create_table",
     "drop_table",
-    "folder_names",
     "look_at_table",
     "make_namespace",
     "owned_tables",
@@ -91,38 +90,6 @@ def table_identifier(name: TableName) -> str:
     return f"{CATALOG}.{quoted(schema)}.{quoted(table)}"
 
 
-def folder_names(name: TableName) -> tuple[str, str]:
-    """The names of the namespace and of the table in the catalog."""
-    return _folder_name(name.schema), _folder_name(name.name)
-
-
-def _folder_name(name: str) -> str:
-    """The name, with what folders, paths and JVMs trip over written as ``~`` and hex.
-
-    Hadoop's paths give a meaning to ``%``, ``:`` and a leading dot or underscore, and a JVM in the
-    C locale cannot write names that are not ASCII.
-    """
-    if name == OWN_NAMESPACE:
-        return name
-    escaped = re.sub(
-        r"[^A-Za-z0-9_.-]", lambda match: "".join(f"~{b:02X}" for b in match[0].encode()), name
-    )
-    return re.sub(r"^[._-]", lambda match: f"~{ord(match[0]):02X}", escaped)
-
-
-def _name_of_folder(folder: str) -> str | None:
-    """The name that such a folder is for; None if it is for none of ours."""
-    try:
-        name = re.sub(r"(?:~[0-9A-F]{2})+", lambda match: _unescaped(match[0]), folder)
-    except UnicodeDecodeError:
-        return None
-    return name if _folder_name(name) == folder else None
-
-
-def _unescaped(escaped: str) -> str:
-    return bytes.fromhex(escaped.replace("~", "")).decode()
-
-
 def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
     return {**_PROPERTIES, **owner.properties, **table_properties(form)}
 
@@ -181,10 +148,10 @@ def owned_tables(spark: SparkSession, owner: Owner) -> list[TableName]:
     """The catalog's tables that are the owner's."""
     found = []
     for namespace in _namespaces(spark):
-        if (schema := _name_of_folder(namespace)) is None:
+        if (schema := name_of_folder(namespace)) is None:
             continue
         for row in spark.sql(f"SHOW TABLES IN {CATALOG}.{quoted(namespace)}").collect():
-            name = _name_of_folder(row["tableName"])
+            name = name_of_folder(row["tableName"])
             if name is not None and _is_owned(spark, TableName(schema, name), owner):
                 found.append(TableName(schema, name))
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from walflow.destinations.iceberg.tables import CATALOG, folder_names, table_identifier
+from walflow.destinations.iceberg.tables import CATALOG, table_identifier
+from walflow.destinations.lake.names import folder_names
 from walflow.model import TableName
 from walflow.spark.net import quoted
 

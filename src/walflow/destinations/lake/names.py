@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from walflow.destinations.lake.owner import OWN_NAMESPACE
 from walflow.model import TableName
 
 __all__ = ["folder_names", "name_of_folder"]
@@ -18,8 +19,11 @@ def _folder_name(name: str) -> str:
     """The name, with what folders, paths and JVMs trip over written as ``~`` and hex.
 
     Hadoop's paths give a meaning to ``%``, ``:`` and a leading dot or underscore, and a JVM in the
-    C locale cannot write names that are not ASCII.
+    C locale cannot write names that are not ASCII. Our own namespace keeps the name that it is
+    told by.
     """
+    if name == OWN_NAMESPACE:
+        return name
     escaped = re.sub(
         r"[^A-Za-z0-9_.-]", lambda match: "".join(f"~{b:02X}" for b in match[0].encode()), name
     )
