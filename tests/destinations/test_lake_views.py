@@ -530,6 +530,30 @@ def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], N
     lake.check()
 
 
+def test_a_dropped_column_that_is_kept(lake: Lake) -> None:
+    lake.start(replace(VIEW, on_column_dropped="keep"))
+    before = replace(KEYED, filenodes=frozenset({1}))
+    after = replace(before, columns=tuple(c for c in before.columns if c.name != "a"))
+    lake.destination.change_table(evolution(before, after, trust_rewrites=False))
+    source = Source(after, lake.warehouse.parent / "log")
+    source._lsn, source._cut = lake.source._lsn, lake.source._cut
+    source.rows = [{n: v for n, v in row.items() if n != "a"} for row in lake.source.rows]
+    lake.source = source
+
+    def kept() -> dict[int, str | None]:
+        query = lake.destination.reading_query(NAME)
+        return {row["id"]: row["a"] for row in lake.session.sql(query or "").collect()}
+
+    for number, start in enumerate((False, True), 4):
+        lake.round(lambda s, n=number: (s.insert(id=n), s.update(s.find(id=1), n=n)))  # type: ignore[misc]
+        if start:
+            lake.start(lake.plan)
+        expected = {1: "a1", 2: "a2", 3: "a3"} | dict.fromkeys(range(4, number + 1))
+        assert kept() == expected
+        lake.fold()
+        assert kept() == expected
+
+
 def test_its_form_changes(kept: Lake, failpoints: Callable[[str], None]) -> None:
     kept.round(insert_update_delete)
     columns = {c.name: c for c in KEYED.columns}

@@ -234,7 +234,7 @@ class LakeDestination:
                     form = MODES[form.plan.mode].apply(round)
                 else:
                     form = self._viewed.apply(round, span.upto, stored)
-        self._remember(form, span.upto)
+        self._remember(form, span.upto, stored)
         self._schedule.committed(table.name)
 
     # Tables.
@@ -423,8 +423,10 @@ class LakeDestination:
         check_owner(self._format.identifier(name), self._owner, stored.properties)
         return self._viewed.without_parts(name, stored)
 
-    def _remember(self, form: StoredForm, position: Lsn) -> None:
-        columns = {column.name: column.spark_type for column in form.columns}
+    def _remember(self, form: StoredForm, position: Lsn, before: Stored | None = None) -> None:
+        """``before``: the table that was brought there; it may have columns that are kept."""
+        known = {} if before is None else before.columns
+        columns = {**known, **{column.name: column.spark_type for column in form.columns}}
         properties = {**self._owner.properties, **table_properties(form)}
         with self._lock:
             self._stored[form.name] = Stored(position, columns, properties)

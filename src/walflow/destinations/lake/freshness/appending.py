@@ -23,6 +23,7 @@ from walflow.destinations.lake.freshness.parts import (
     base_of,
     changes_form,
     changes_of,
+    stored_parts,
 )
 from walflow.destinations.lake.freshness.shown import show, shown
 from walflow.destinations.lake.merging import with_base_rows
@@ -80,11 +81,14 @@ def _with_exact(round: Round) -> Round:
     """The round of a table that has the column of exact texts, in both parts and in the view."""
     format, spark = round.format, round.spark
     form = replace(round.form, exact=True)
-    for name in (base_of(form.name), changes_of(form.name)):
+    names = base_of(form.name), changes_of(form.name)
+    for name in names:
         stored = format.look(spark, name)
         if stored is not None and EXACT not in stored.columns:
             format.add_column(spark, name, EXACT, EXACT_TYPE)
-    show(format, spark, _parts(form))
+    both = (format.look(spark, name) for name in names)
+    if (parts := Parts.of(form.name, stored_parts(*both))) is not None:
+        show(format, spark, parts)
     return replace(round, form=form)
 
 

@@ -51,7 +51,7 @@ def fold(format: LakeFormat, spark: SparkSession, parts: Parts, stamp: Stamp) ->
 
 
 def _merge(parts: Parts, base: str, upto: str) -> str:
-    values = [quoted(name) for name in parts.columns if name not in parts.key]
+    values = [quoted(n) for n in parts.columns if n not in parts.key and n not in parts.kept]
     update = ", ".join(f"t.{name} = s.{name}" for name in values)
     columns = [quoted(name) for name in parts.columns]
     removed = f"s.{quoted(REMOVED)}"

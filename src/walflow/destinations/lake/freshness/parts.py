@@ -24,7 +24,7 @@ __all__ = [
     "base_of",
     "changes_form",
     "changes_of",
-    "key_property",
+    "form_properties",
     "part_properties",
     "said_by_parts",
     "stored_parts",
@@ -42,6 +42,7 @@ BASE, CHANGES = "_BASE", "_CHANGES"
 PART_OF = "walflow.part-of"
 """Under this name the two tables' properties have the table that they are parts of."""
 _KEY = "walflow.key"
+_KEPT = "walflow.kept"
 _COPY = "walflow.copy"
 """The same in both parts; while a new copy takes the place of another they differ."""
 
@@ -56,6 +57,8 @@ class Parts:
     columns: tuple[str, ...]
     """What the view shows."""
     key: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    """Those of the columns that the source has no more: changes have nothing in them."""
 
     @property
     def base(self) -> TableName:
@@ -70,7 +73,9 @@ class Parts:
         """None: there is no table, or it is one that changes are merged into."""
         if stored is None or PART_OF not in stored.properties:
             return None
-        return cls(name, tuple(stored.columns), tuple(json.loads(stored.properties[_KEY])))
+        said = stored.properties
+        key, kept = json.loads(said[_KEY]), json.loads(said.get(_KEPT, "[]"))
+        return cls(name, tuple(stored.columns), tuple(key), tuple(kept))
 
 
 def base_of(name: TableName) -> TableName:
@@ -93,16 +98,20 @@ def whole_of(name: TableName, stored: Stored) -> TableName | None:
 
 def part_properties(form: StoredForm, copy: str) -> Mapping[str, str]:
     """What both parts say of themselves; ``copy`` tells this copy from all others."""
-    return {PART_OF: str(form.name), _COPY: copy, **key_property(form)}
+    return {PART_OF: str(form.name), _COPY: copy, **form_properties(form)}
 
 
-def key_property(form: StoredForm) -> Mapping[str, str]:
-    return {_KEY: json.dumps(form.schema.key)}
+def form_properties(form: StoredForm, stored: Stored | None = None) -> Mapping[str, str]:
+    """What they say of their form. ``stored``: one of them, which may have more columns."""
+    ours = {column.name for column in form.columns} | {EXACT, ROUND, REMOVED}
+    kept = [] if stored is None else [name for name in stored.columns if name not in ours]
+    return {_KEY: json.dumps(form.schema.key), _KEPT: json.dumps(kept)}
 
 
 def said_by_parts(stored: Stored) -> Mapping[str, str]:
     """Of what the table says of itself, what makes it one of two parts."""
-    return {name: stored.properties[name] for name in (PART_OF, _KEY, _COPY)}
+    names = (PART_OF, _KEY, _KEPT, _COPY)
+    return {name: stored.properties[name] for name in names if name in stored.properties}
 
 
 def base_form(form: StoredForm) -> StoredForm:

@@ -28,12 +28,17 @@ def shown(parts: Parts, base: str, changes: str) -> str:
     Only keys are compared, and only changes, which are few, are put in order. A round that was
     appended twice changes nothing.
     """
-    columns = ", ".join(map(quoted, parts.columns))
+    columns = newest = ", ".join(map(quoted, parts.columns))
+    joined = ""
+    if parts.kept:
+        whose = ((BASE if name in parts.kept else CHANGES, name) for name in parts.columns)
+        newest = ", ".join(f"{part}.{quoted(name)}" for part, name in whose)
+        joined = f"LEFT JOIN {base} {BASE} ON {same_key(parts, BASE, CHANGES)}\n"
     # The changes first, as a reader opens what it reads in this order: changes that are merged into
     # the base, and taken away, between the two would be in neither otherwise.
     # The two are called so as no column is: a column would be taken for it.
     return (
-        f"SELECT {columns} FROM (\n{newest_changes(parts, changes)}\n) {CHANGES}\n"
+        f"SELECT {newest} FROM (\n{newest_changes(parts, changes)}\n) {CHANGES}\n{joined}"
         f"WHERE {quoted(NEWEST)} = 1 AND NOT {quoted(REMOVED)}\n"
         "UNION ALL\n"
         f"SELECT {columns} FROM {base} {BASE}\n"

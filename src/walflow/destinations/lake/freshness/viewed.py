@@ -30,7 +30,7 @@ from walflow.destinations.lake.freshness.parts import (
     base_of,
     changes_form,
     changes_of,
-    key_property,
+    form_properties,
     part_properties,
     said_by_parts,
     stored_parts,
@@ -232,11 +232,11 @@ class ViewedTables:
         parts = Parts.of(form.name, stored)
         if parts is not None and stored.position is not None:
             self.fold(spark, parts, stored.position)
-        key = key_property(form)
         for part in (base_form(form), changes_form(form)):
             failpoint("view.changing", part.name)
             change_form(spark, self._format, part, evolution, self._owner)
-            said = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in key.items())
+            properties = form_properties(form, self._format.look(spark, part.name))
+            said = ", ".join(f"{literal(name)} = {literal(v)}" for name, v in properties.items())
             self._format.alter(spark, part.name, f"SET TBLPROPERTIES ({said})")
         if (parts := Parts.of(form.name, self.look(spark, form.name))) is not None:
             show(self._format, spark, parts)
