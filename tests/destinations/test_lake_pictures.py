@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,10 +148,20 @@ def test_pictures_outlive_rounds_upkeep_and_the_process(
         TableProgress(source.schema.name, source.schema.name, source.position)
         for source in shop.sources
     )
-    again.record_progress(Picture(Lsn(5000), Lsn(5000), None, tables))
+    assert again.record_progress(Picture(Lsn(5000), Lsn(5000), None, tables))
     last = again.as_of()
     assert last is not None
     assert (last.picture.since, last.picture.commit_time) == (Lsn(5000), None)
+    # Another table of the same name has versions of its own, none of them from before it.
+    first = shop.sources[0]
+    again.drop_table(first.schema)
+    again.adopt_files(first.schema, [first.copy_file()], first.position, exact=False)
+    assert again.record_progress(Picture(Lsn(6000), Lsn(6000), None, tables))
+    last = again.as_of()
+    assert last is not None
+    assert None not in last.queries
+    before = tuple(replace(table, position=Lsn(1)) for table in tables)
+    assert not again.record_progress(Picture(Lsn(7000), Lsn(7000), None, before))
     again.shutdown()
 
 

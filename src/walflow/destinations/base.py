@@ -286,9 +286,10 @@ class Picture:
 class KeepsProgress(Protocol):
     """Keeps, beside the tables, which of their versions belong together."""
 
-    def record_progress(self, picture: Picture) -> None:
+    def record_progress(self, picture: Picture) -> bool:
         """Keep the picture. Called about once a second while tables change, one call at a time,
-        while rounds go on. Repeats safely; if it fails, a later one takes its place."""
+        while rounds go on. Repeats safely; if it fails, or says that the picture was not kept, a
+        later one takes its place."""
 
 
 @runtime_checkable

@@ -186,9 +186,10 @@ class Progress:
         began = time.monotonic()
         try:
             with in_pool(self._spark, "progress"):
-                self._destination.record_progress(picture)
-            self._recorded = picture.tables
-            _logger.debug("kept a picture", position=str(picture.upto))
+                kept = self._destination.record_progress(picture)
+            if kept:
+                self._recorded = picture.tables
+                _logger.debug("kept a picture", position=str(picture.upto))
         except Exception as error:
             self._metrics.worker_failed("progress", error)
             _logger.warning(

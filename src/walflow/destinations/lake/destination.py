@@ -270,6 +270,7 @@ class LakeDestination:
                 return taken
             if taken or Parts.of(table.name, stored) is not None:
                 return False
+            self._pictures.forget(name)
             return self._format.rename(spark, table.name, name)
 
     def drop_table(self, table: TableSchema) -> None:
@@ -278,6 +279,7 @@ class LakeDestination:
             self._forget(table.name)
             self._look(spark, table.name)
             self._drop(spark, table.name)
+            self._pictures.forget(table.name)
 
     def own_tables(self) -> list[TableName]:
         with _as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
@@ -313,7 +315,7 @@ class LakeDestination:
                     needed = partial(self._pictures.needed, spark, table.name, base=is_base)
                     look_after(spark, self._format, name, self._upkeep, due, needed)
 
-    def record_progress(self, picture: Picture) -> None:
+    def record_progress(self, picture: Picture) -> bool:
         """See KeepsProgress."""
         with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             viewed = {
@@ -321,7 +323,7 @@ class LakeDestination:
                 for name in (table.table for table in picture.tables)
                 if (parts := Parts.of(name, self._seen(spark, name))) is not None
             }
-            self._pictures.record(spark, picture, viewed)
+            return self._pictures.record(spark, picture, viewed)
 
     def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
         """The newest picture that is kept, or the newest one up to the position or the time."""
@@ -443,7 +445,10 @@ class LakeDestination:
             if name.schema not in self._namespaces:
                 self._format.make_namespace(spark, name)
                 self._namespaces.add(name.schema)
-            yield spark
+            try:
+                yield spark
+            finally:
+                self._pictures.forget(name)
 
     @contextmanager
     def _session(self, name: TableName) -> Iterator[SparkSession]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from walflow.destinations.base import Picture
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
-from walflow.destinations.lake.freshness import Parts
+from walflow.destinations.lake.freshness import Parts, base_of, changes_of
 from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, check_owner
@@ -94,6 +94,8 @@ class Pictures:
         self._form = _form(owner.pipeline)
         self._keeping = Keeping(keep_seconds)
         self._found: dict[TableName, tuple[Lsn, int]] = {}
+        self._forgotten: set[TableName] = set()
+        self._forgetting = threading.Lock()
         self._recorded = 0
         self._lock = threading.Lock()
         self._is_there = False
@@ -104,18 +106,24 @@ class Pictures:
 
     def record(
         self, spark: SparkSession, picture: Picture, viewed: Mapping[TableName, Parts]
-    ) -> None:
+    ) -> bool:
         """Keep the picture, in one commit. ``viewed``: those of its tables that are shown by
-        views. Nothing happens if a version is gone already."""
+        views. Whether it was kept: it is not if a version is gone already."""
         self._make(spark)
         if (tables := self._kept_tables(spark, picture, viewed)) is None:
-            return
+            return False
         now = time.time()
         rows = _rows(spark, picture, tables, now, now + self._keeping.seconds(now))
         self._format.append(rows, self.name)
         self._recorded += 1
         if self._recorded % _TIDY_EVERY == 0:
             self._tidy(spark)
+        return True
+
+    def forget(self, name: TableName) -> None:
+        """There may be another table of this name now. Any thread may say so."""
+        with self._forgetting:
+            self._forgotten |= {name, base_of(name), changes_of(name)}
 
     def _make(self, spark: SparkSession) -> None:
         with self._lock:
@@ -152,7 +160,9 @@ class Pictures:
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
     ) -> Mapping[TableName, int]:
         """Asked for are only those that were not in the last picture, too."""
-        last = self._found
+        with self._forgetting:
+            forgotten, self._forgotten = self._forgotten, set()
+        last = {name: known for name, known in self._found.items() if name not in forgotten}
         asked = {
             name: position
             for name, position in positions.items()
