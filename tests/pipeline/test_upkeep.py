@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import Database
 from tests.destinations.reference import make_schema
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT, catch_up, in_source, phase_of, running, settings_for
+from tests.pipeline.shelf import PositionedShelf
 from walflow.destinations.base import Events
 from walflow.errors import DestinationError
 from walflow.model import Phase, TableName, TableSchema
@@ -92,6 +97,56 @@ def test_at_the_end_it_is_broken_off(spark: SparkSession) -> None:
     begun.clear()
     upkeep.between_rounds(STATE)
     assert not begun.is_set()
+    assert not next(iter(metrics.worker_errors.collect())).samples
+
+
+class KeptShelf(PositionedShelf):
+    """Tables that are due until they have been looked after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: set[TableName] = set()
+        self.begun: list[TableName] = []
+        self.go_on = threading.Event()
+
+    def maintenance_due(self, table: TableSchema) -> bool:
+        return table.name in self.due
+
+    def maintain(self, table: TableSchema) -> None:
+        self.begun.append(table.name)
+        rounds = self.rounds[table.name]
+        assert self.go_on.wait(WAIT)
+        assert self.rounds[table.name] == rounds, "it was written meanwhile"
+        self.due.discard(table.name)
+
+
+def test_tables_that_fell_silent_are_looked_after_in_turn(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE a, b",
+    )
+    a, b = TableName("public", "a"), TableName("public", "b")
+    shelf, metrics = KeptShelf(), Metrics()
+    settings = settings_for(database, tmp_path)
+    with running(settings, spark, destination=shelf, metrics=metrics) as pipeline:
+        wait_for(lambda: {phase_of(pipeline, table) for table in "ab"} == {Phase.READY}, WAIT)
+        shelf.due.add(a)
+        wait_for(lambda: shelf.begun == [a], WAIT, "a is looked after", pipeline.check)
+        shelf.due.add(b)
+        # b finds it taken after its only round; a, which has all, holds up nobody who waits.
+        database.execute("INSERT INTO b VALUES (1)")
+        catch_up(pipeline)
+        assert shelf.rows("b") == [(1,)]
+        assert shelf.begun == [a]
+        database.execute("INSERT INTO a VALUES (1)")
+        shelf.go_on.set()
+        wait_for(lambda: not shelf.due, WAIT, "b is looked after", pipeline.check)
+        catch_up(pipeline)
+        assert shelf.rows("a") == in_source(database, "a")
+    assert shelf.begun == [a, b]
     assert not next(iter(metrics.worker_errors.collect())).samples
 
 

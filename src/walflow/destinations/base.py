@@ -251,7 +251,8 @@ class Maintains(Protocol):
     """Looks after its tables: files that became many or small, snapshots that became old."""
 
     def maintenance_due(self, table: TableSchema) -> bool:
-        """Whether the table wants to be looked after. Asked after each round: must cost nothing."""
+        """Whether the table wants to be looked after. Asked after each round, and every second
+        while there are none: must cost nothing."""
 
     def maintain(self, table: TableSchema) -> None:
         """Look after the table. Called between two rounds of it: nobody else writes it meanwhile,

@@ -38,6 +38,7 @@ _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 _REQUEST_SECONDS = 1.0
 _SAVE_SECONDS = 2.0
+_UPKEEP_SECONDS = 1.0
 _LAG_SECONDS = 2.0
 
 _logger = structlog.get_logger(__name__)
@@ -78,7 +79,7 @@ class Coordinator:
         self._metrics = metrics
         self._cores = cores
         self._stop = stop
-        self._asked = self._saved = 0.0
+        self._asked = self._saved = self._looked_after = 0.0
         self._begun = threading.Event()
         self.last: PipelineStatus | None = None
         """The status of a moment ago."""
@@ -115,6 +116,9 @@ class Coordinator:
         self._share_cores(status)
         parts.progress.look(status)
         self._retire()
+        if now - self._looked_after >= _UPKEEP_SECONDS:
+            self._looked_after = now
+            parts.lanes.look_after_idle()
         if now - self._saved >= _SAVE_SECONDS:
             self._saved = now
             parts.tables.save()

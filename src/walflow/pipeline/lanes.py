@@ -29,6 +29,8 @@ __all__ = ["LaneProgress", "Lanes"]
 _READY_AT_ONCE = 16
 _MET_SECONDS = 5.0
 """A table that has caught up in so short a round lags no more than others do."""
+_LOOK_AFTER_SECONDS = 20.0
+"""A table that nothing waits for is offered upkeep not more often than this."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -59,12 +61,16 @@ class _Lane:
     oldest: int = 0
     """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
     running: bool = False
+    applying: bool = False
+    """Whether its job may have changes in hand; False while the table is only looked after."""
     left: bool = False
     """Nothing more is to be applied."""
     verified: bool = False
     """Whether the destination has been asked for its position."""
     seconds: float = math.inf
     """How long its last round took."""
+    looked_after: float = -math.inf
+    """When upkeep was last offered to it although nothing waited."""
 
 
 class Lanes:
@@ -174,6 +180,25 @@ class Lanes:
             self._start(oid)
         return strangers
 
+    def look_after_idle(self) -> None:
+        """Start the upkeep of a table that is due and that nothing waits for: no round comes that
+        it could follow. One at a call, as they take turns; costs nothing if there is none."""
+        if self._upkeep.busy:
+            return
+        now = time.monotonic()
+        with self._lock:
+            idle = [
+                (lane.looked_after, oid)
+                for oid, lane in self._lanes.items()
+                if lane.verified and not (lane.waiting or lane.running or lane.left)
+                if now - lane.looked_after >= _LOOK_AFTER_SECONDS
+            ]
+        for _, oid in sorted(idle):
+            state = self._tables.get(oid)
+            if state is not None and state.phase is Phase.READY and self._upkeep.is_due(state):
+                self._start(oid, applies=False)
+                return
+
     def restart(self) -> None:
         """The log has begun anew. Nobody may be followed."""
         with self._lock:
@@ -187,7 +212,7 @@ class Lanes:
             self._append(lane, oid, segment)
 
     def _append(self, lane: _Lane, oid: int, segment: Segment) -> None:
-        if not lane.waiting and not lane.running:
+        if not lane.waiting and not lane.applying:
             lane.oldest = segment.commit_time
         lane.waiting.append(Stretch.of(segment, oid))
 
@@ -204,7 +229,7 @@ class Lanes:
             lane = self._lanes.get(oid)
             if lane is None:
                 return None
-            idle = lane.verified and not lane.waiting and not lane.running
+            idle = lane.verified and not lane.waiting and not lane.applying
             if idle:
                 return LaneProgress(self._routed, 0.0, True)
             oldest, verified = lane.oldest, lane.verified
@@ -215,14 +240,16 @@ class Lanes:
 
     # Jobs.
 
-    def _start(self, oid: int) -> None:
+    def _start(self, oid: int, *, applies: bool = True) -> None:
         state = self._tables.get(oid)
         ready = state is not None and state.phase is Phase.READY
         with self._lock:
             lane = self._lanes.get(oid)
             if lane is None or lane.running or lane.left or self._stop.is_set():
                 return
-            lane.running = True
+            lane.running, lane.applying = True, applies
+            if not applies:
+                lane.looked_after = time.monotonic()
             slow = _MET_SECONDS < lane.seconds < math.inf
             pool = self._ready if ready and not slow else self._catching_up
             job = pool.submit(self._run, oid, lane)
@@ -235,6 +262,7 @@ class Lanes:
     def _run(self, oid: int, lane: _Lane) -> None:
         try:
             self._apply_waiting(oid, lane)
+            self._applied(lane)
             self._look_after(oid, lane)
             self._idle(oid, lane)
         except Outgrown as outgrown:
@@ -245,6 +273,11 @@ class Lanes:
             if self._give_up(lane):
                 self._failed(oid, error)
             self._end(oid, lane)
+
+    def _applied(self, lane: _Lane) -> None:
+        with self._lock:
+            lane.applying = False
+            lane.oldest = lane.waiting[0].commit_time if lane.waiting else 0
 
     def _look_after(self, oid: int, lane: _Lane) -> None:
         state = self._tables.get(oid)
@@ -266,7 +299,6 @@ class Lanes:
         """The job ends; what has come meanwhile waits for its turn, like other tables' changes."""
         with self._lock:
             lane.running = False
-            lane.oldest = lane.waiting[0].commit_time if lane.waiting else 0
             if lane.left:
                 self._lanes.pop(oid, None)
                 return
@@ -289,6 +321,7 @@ class Lanes:
             if lane.left:
                 return
             if stretches:
+                lane.applying = True
                 lane.oldest = stretches[0].commit_time
         began = time.monotonic()
         stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
@@ -331,7 +364,10 @@ class Lanes:
         if isinstance(self._destination, Positioned):
             applied = self._destination.applied(state.destination_schema)
             if applied is None:
-                raise Outgrown("the destination has no complete copy of it")
+                raise Outgrown(
+                    "the destination has no complete copy of it in the form that the settings "
+                    "ask for"
+                )
             if applied != state.position:
                 self._tables.update(oid, position=applied)
                 with self._lock:

@@ -39,19 +39,27 @@ class Upkeep:
         self._busy = threading.Lock()
         self._closed = threading.Event()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a table is being looked after."""
+        return self._busy.locked()
+
+    def is_due(self, state: TableState) -> bool:
+        """Whether the table wants to be looked after. Costs nothing."""
+        if not isinstance(self._destination, Maintains) or self._closed.is_set():
+            return False
+        return self._destination.maintenance_due(state.destination_schema)
+
     def between_rounds(self, state: TableState) -> None:
         """Look after the table if it is due. One table at a time: rounds of others need Spark
-        more; who finds it taken comes again after the next round. If it fails, the table goes
-        on."""
-        if not isinstance(self._destination, Maintains) or self._closed.is_set():
+        more; who finds it taken comes again later. If it fails, the table goes on."""
+        if not self.is_due(state) or not self._busy.acquire(blocking=False):
             return
-        table = state.destination_schema
-        if not self._destination.maintenance_due(table) or not self._busy.acquire(blocking=False):
-            return
+        assert isinstance(self._destination, Maintains)
         began = time.monotonic()
         try:
             with in_pool(self._spark, "upkeep"), tagged(self._spark, self._tag):
-                self._destination.maintain(table)
+                self._destination.maintain(state.destination_schema)
         except Exception as error:
             if self._closed.is_set():
                 return
