@@ -116,10 +116,6 @@ class Schedule:
                 since.orphans_due = now + _ORPHANS_SECONDS
         return Due(compact, orphans)
 
-    def forget(self, name: TableName) -> None:
-        with self._lock:
-            self._tables.pop(name, None)
-
 
 def look_after(
     spark: SparkSession,
