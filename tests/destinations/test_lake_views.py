@@ -24,7 +24,7 @@ from tests.destinations.reference import (
     reading_session,
     rows_of,
 )
-from walflow.destinations.base import Events
+from walflow.destinations.base import Events, Picture, TableProgress
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, TablePlan
 from walflow.destinations.lake.freshness import base_of, changes_of
@@ -530,14 +530,34 @@ def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], N
     lake.check()
 
 
+def pictured(lake: Lake) -> list[list[str]]:
+    """The columns of each row in a picture that is made now."""
+    at = lake.source.position
+    lake.destination.record_progress(Picture(at, at, None, (TableProgress(NAME, NAME, at),)))
+    found = lake.destination.as_of()
+    assert found is not None
+    (query,) = found.queries
+    rows = lake.session.sql(query or "").collect()
+    return [[name for name in row.asDict() if not name.startswith("_")] for row in rows]
+
+
 def test_a_dropped_column_that_is_kept(lake: Lake) -> None:
     lake.start(replace(VIEW, on_column_dropped="keep"))
     before = replace(KEYED, filenodes=frozenset({1}))
-    after = replace(before, columns=tuple(c for c in before.columns if c.name != "a"))
+    names = {"b": "c"}
+    columns = (replace(c, name=names.get(c.name, c.name)) for c in before.columns if c.name != "a")
+    after = replace(before, columns=tuple(columns))
+    assert pictured(lake) == [["id", "a", "b", "n"]] * 3
     lake.destination.change_table(evolution(before, after, trust_rewrites=False))
+    found = lake.destination.as_of()
+    assert found is not None
+    assert found.queries == (None,)
+    assert pictured(lake) == [["id", "a", "c", "n"]] * 3
     source = Source(after, lake.warehouse.parent / "log")
     source._lsn, source._cut = lake.source._lsn, lake.source._cut
-    source.rows = [{n: v for n, v in row.items() if n != "a"} for row in lake.source.rows]
+    source.rows = [
+        {names.get(n, n): v for n, v in row.items() if n != "a"} for row in lake.source.rows
+    ]
     lake.source = source
 
     def kept() -> dict[int, str | None]:
@@ -550,6 +570,7 @@ def test_a_dropped_column_that_is_kept(lake: Lake) -> None:
             lake.start(lake.plan)
         expected = {1: "a1", 2: "a2", 3: "a3"} | dict.fromkeys(range(4, number + 1))
         assert kept() == expected
+        assert len(pictured(lake)) == len(expected)
         lake.fold()
         assert kept() == expected
 

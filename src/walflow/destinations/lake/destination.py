@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from walflow.destinations.lake.freshness import (
     shown,
 )
 from walflow.destinations.lake.freshness.parts import stored_parts
+from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
 from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner
@@ -227,11 +229,16 @@ class LakeDestination:
             # Nothing that can be repeated with other effect: until the commit is known to have
             # happened, the table is asked anew where it is.
             self._forget(table.name)
-            form = self._form(table, exact=EXACT in stored.columns)
+            plan, is_viewed = self._plan(table.name), Parts.of(table.name, stored) is not None
+            if not is_viewed and may_have_kept_columns(todo, plan):
+                # What is remembered of a table does not tell which columns it keeps.
+                asked = self._look(spark, table.name)
+                todo = todo if asked is None else with_kept_columns(todo, plan, asked)
+            form = self._form(todo.schema, exact=EXACT in stored.columns)
             with self._format.stamped(spark, Stamp(self._owner, span.upto)):
                 round = Round(self._format, form, todo)
-                if Parts.of(table.name, stored) is None:
-                    form = MODES[form.plan.mode].apply(round)
+                if not is_viewed:
+                    form = replace(MODES[form.plan.mode].apply(round), schema=table)
                 else:
                     form = self._viewed.apply(round, span.upto, stored)
         self._remember(form, span.upto, stored)
@@ -339,7 +346,8 @@ class LakeDestination:
             return self._pictures.oldest(spark)
 
     def _query_as_of(self, spark: SparkSession, table: KeptTable) -> str | None:
-        """None: the version can no longer be read."""
+        """None: the version can no longer be read; of a table that a view shows, nor can those from
+        before its columns or key were others."""
         if table.base is None:
             as_of = readable(spark, self._format, table.table, table.version)
             return None if as_of is None else f"SELECT * FROM {as_of}"
@@ -347,8 +355,9 @@ class LakeDestination:
         both = (self._format.look(spark, part(table.table)) for part in (base_of, changes_of))
         if (parts := Parts.of(table.table, stored_parts(*both))) is None:
             return None
-        base = readable(spark, self._format, parts.base, table.base)
-        changes = readable(spark, self._format, parts.changes, table.version)
+        since = parts.base_formed.since, parts.changes_formed.since
+        base = readable(spark, self._format, parts.base, table.base, since[0])
+        changes = readable(spark, self._format, parts.changes, table.version, since[1])
         return None if base is None or changes is None else shown(parts, base, changes)
 
     # Tables that are shown by a view: see lake.freshness.

@@ -24,7 +24,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import ColumnChanges, LakeFormat, NewColumn, Stored
-from walflow.destinations.lake.forms import COLUMNS, EXACT, StoredForm, column_numbers
+from walflow.destinations.lake.forms import (
+    COLUMNS,
+    EXACT,
+    StoredForm,
+    column_numbers,
+    keeps_dropped,
+)
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.evolution import Evolution, NotFollowed
 from walflow.spark.forms import missing_value
@@ -85,8 +91,7 @@ def _names(form: StoredForm, evolution: Evolution, stored: Stored) -> _Names:
     before, after = column_numbers(evolution.before), column_numbers(evolution.after)
     said = stored.properties.get(COLUMNS)
     known: dict[str, int] = before if said is None else json.loads(said)
-    keeps = form.plan.on_column_dropped == "keep" or form.plan.mode == "history"
-    gone = set() if keeps else {column.position for column in evolution.dropped}
+    gone = set() if keeps_dropped(form.plan) else {column.position for column in evolution.dropped}
     meant = after.items() <= known.items() and gone.isdisjoint(known.values())
     if not meant and not before.items() <= known.items():
         raise NotFollowed("the destination's table has columns of neither form")

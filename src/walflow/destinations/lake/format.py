@@ -51,6 +51,11 @@ class Version:
     position: Lsn | None
     """None: a commit of maintenance, or not one of ours."""
 
+    @property
+    def milliseconds(self) -> int:
+        """When it was committed."""
+        return round(self.committed.timestamp() * 1000)
+
 
 @dataclass(frozen=True, slots=True)
 class Compaction:

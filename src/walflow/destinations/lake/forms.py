@@ -28,6 +28,7 @@ __all__ = [
     "TablePlan",
     "column_numbers",
     "is_as_planned",
+    "keeps_dropped",
     "plan_of",
     "stored_form",
     "table_properties",
@@ -236,6 +237,11 @@ def is_as_planned(plan: TablePlan, properties: Mapping[str, str]) -> bool:
     # Tables from before there were modes mirror their source, and have its columns alone.
     known = {MODE: "mirror", _METADATA: "[]", **properties}
     return all(known[name] == value for name, value in _planned_properties(plan).items())
+
+
+def keeps_dropped(plan: TablePlan) -> bool:
+    """Whether columns that the source drops stay. In a history always: its rows tell what was."""
+    return plan.on_column_dropped == "keep" or plan.mode == "history"
 
 
 def column_numbers(schema: TableSchema) -> dict[str, int]:

@@ -151,9 +151,12 @@ class Pictures:
         kept = []
         for table in picture.tables:
             parts = viewed.get(table.table)
-            shown = table.table if parts is None else parts.changes
-            base = None if parts is None else versions[parts.base]
-            kept.append(KeptTable(table.source, table.table, versions[shown], base, table.position))
+            if parts is None:
+                version, base = versions[table.table], None
+            else:
+                version = parts.changes_formed.in_place_of(versions[parts.changes])
+                base = parts.base_formed.in_place_of(versions[parts.base])
+            kept.append(KeptTable(table.source, table.table, version, base, table.position))
         return kept
 
     def _versions(
@@ -231,11 +234,14 @@ class Pictures:
         return rows.where(f"kept_until > {_moment(time.time())}")
 
 
-def readable(spark: SparkSession, format: LakeFormat, name: TableName, version: int) -> str | None:
-    """What stands behind FROM to read the table as of the version; None: it is gone."""
+def readable(
+    spark: SparkSession, format: LakeFormat, name: TableName, version: int, since: int = 0
+) -> str | None:
+    """What stands behind FROM to read the table as of the version; None: it is gone, or was
+    committed before that time, in milliseconds."""
     if format.look(spark, name) is None:
         return None
-    kept = {one.id for one in format.versions(spark, name)}
+    kept = {one.id for one in format.versions(spark, name) if one.milliseconds >= since}
     return format.as_of(name, version) if version in kept else None
 
 

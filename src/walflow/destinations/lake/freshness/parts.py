@@ -18,6 +18,7 @@ __all__ = [
     "PART_OF",
     "REMOVED",
     "ROUND",
+    "Formed",
     "Parts",
     "are_of_one_form",
     "base_form",
@@ -25,6 +26,7 @@ __all__ = [
     "changes_form",
     "changes_of",
     "form_properties",
+    "formed_property",
     "part_properties",
     "said_by_parts",
     "stored_parts",
@@ -43,10 +45,27 @@ PART_OF = "walflow.part-of"
 """Under this name the two tables' properties have the table that they are parts of."""
 _KEY = "walflow.key"
 _KEPT = "walflow.kept"
+_FORMED = "walflow.formed"
 _COPY = "walflow.copy"
 """The same in both parts; while a new copy takes the place of another they differ."""
 
 _CHANGES_COLUMNS = (StoredColumn(ROUND, "bigint"), StoredColumn(REMOVED, "boolean"))
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """Since when a part has its form. Older versions cannot be shown: they have other columns, or
+    another key."""
+
+    since: int = 0
+    """In milliseconds, as versions are committed at."""
+    version: int | None = None
+    """The first version of this form, at the position of the last one of another, ``former``."""
+    former: int | None = None
+
+    def in_place_of(self, version: int) -> int:
+        """The version that has the rows of this one, and the form."""
+        return version if self.version is None or version != self.former else self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,8 @@ class Parts:
     key: tuple[str, ...]
     kept: tuple[str, ...] = ()
     """Those of the columns that the source has no more: changes have nothing in them."""
+    base_formed: Formed = Formed()
+    changes_formed: Formed = Formed()
 
     @property
     def base(self) -> TableName:
@@ -75,7 +96,8 @@ class Parts:
             return None
         said = stored.properties
         key, kept = json.loads(said[_KEY]), json.loads(said.get(_KEPT, "[]"))
-        return cls(name, tuple(stored.columns), tuple(key), tuple(kept))
+        formed = [Formed(*part) for part in json.loads(said.get(_FORMED, "[[], []]"))]
+        return cls(name, tuple(stored.columns), tuple(key), tuple(kept), *formed)
 
 
 def base_of(name: TableName) -> TableName:
@@ -108,9 +130,15 @@ def form_properties(form: StoredForm, stored: Stored | None = None) -> Mapping[s
     return {_KEY: json.dumps(form.schema.key), _KEPT: json.dumps(kept)}
 
 
+def formed_property(base: Formed, changes: Formed) -> Mapping[str, str]:
+    """Only what the base says holds."""
+    said = [[part.since, part.version, part.former] for part in (base, changes)]
+    return {_FORMED: json.dumps(said)}
+
+
 def said_by_parts(stored: Stored) -> Mapping[str, str]:
     """Of what the table says of itself, what makes it one of two parts."""
-    names = (PART_OF, _KEY, _KEPT, _COPY)
+    names = (PART_OF, _KEY, _KEPT, _FORMED, _COPY)
     return {name: stored.properties[name] for name in names if name in stored.properties}
 
 

@@ -7,8 +7,9 @@ are what is left of another one.
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from walflow.destinations.lake.freshness.appending import append_round
 from walflow.destinations.lake.freshness.folding import Unfolded, fold
 from walflow.destinations.lake.freshness.parts import (
     PART_OF,
+    Formed,
     Parts,
     are_of_one_form,
     base_form,
@@ -31,6 +33,7 @@ from walflow.destinations.lake.freshness.parts import (
     changes_form,
     changes_of,
     form_properties,
+    formed_property,
     part_properties,
     said_by_parts,
     stored_parts,
@@ -144,8 +147,10 @@ class ViewedTables:
         given, with the stamp. Readers of the view see the former rows or these; if there was a
         table in its place, there is nothing for a moment. Repeats safely."""
         self._check_free(spark, form.name)
+        formed = self._formed_by_copy(spark, form)
         self._settle(spark, form.name)
-        form = replace(form, more_properties=part_properties(form, uuid.uuid4().hex))
+        said = {**part_properties(form, uuid.uuid4().hex), **formed}
+        form = replace(form, more_properties=said)
         copy(base_form(form))
         failpoint("view.copied", form.name)
         self._replace_changes(spark, form, stamp)
@@ -178,6 +183,15 @@ class ViewedTables:
                 f"the view {identifier} exists and was not made by walflow",
                 hint=f"Use another catalog, or remove the view: DROP VIEW {identifier};",
             )
+
+    def _formed_by_copy(self, spark: SparkSession, form: StoredForm) -> Mapping[str, str]:
+        """Versions from before the copy can still be shown if it is of the form that they have."""
+        before = Parts.of(form.name, self.look(spark, form.name))
+        names = {column.name for column in form.columns}
+        if before and (set(before.columns), before.key) == (names, form.schema.key):
+            return formed_property(before.base_formed, before.changes_formed)
+        now = Formed(int(time.time() * 1000))
+        return formed_property(now, now)
 
     def _settle(self, spark: SparkSession, name: TableName) -> None:
         """Leave no changes that the rows of a new copy would be hidden by."""
@@ -236,10 +250,26 @@ class ViewedTables:
             failpoint("view.changing", part.name)
             change_form(spark, self._format, part, evolution, self._owner)
             properties = form_properties(form, self._format.look(spark, part.name))
-            said = ", ".join(f"{literal(name)} = {literal(v)}" for name, v in properties.items())
-            self._format.alter(spark, part.name, f"SET TBLPROPERTIES ({said})")
+            self._say(spark, part.name, properties)
         if (parts := Parts.of(form.name, self.look(spark, form.name))) is not None:
             show(self._format, spark, parts)
+            if stored.position is not None:
+                self._begin_versions(spark, parts, stored.position)
+
+    def _begin_versions(self, spark: SparkSession, parts: Parts, position: Lsn) -> None:
+        """Commit versions of the new form, to be read instead of those with the same rows."""
+        formed = []
+        with self._format.stamped(spark, Stamp(self._owner, position)):
+            for part in (parts.base, parts.changes):
+                self._format.touch(spark, part)
+                newest = self._format.versions(spark, part)[-1]
+                former = self._format.versions_at(spark, {part: position}).get(part)
+                formed.append(Formed(newest.milliseconds, newest.id, former))
+        self._say(spark, parts.base, formed_property(*formed))
+
+    def _say(self, spark: SparkSession, part: TableName, properties: Mapping[str, str]) -> None:
+        said = ", ".join(f"{literal(name)} = {literal(v)}" for name, v in properties.items())
+        self._format.alter(spark, part, f"SET TBLPROPERTIES ({said})")
 
     def _count(self, spark: SparkSession, parts: Parts) -> None:
         base, changes = (self._format.rows(spark, part) for part in (parts.base, parts.changes))
