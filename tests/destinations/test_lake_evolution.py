@@ -24,14 +24,15 @@ from tests.destinations.reference import (
     reading_session,
     stored_rows,
 )
-from walflow.destinations.base import ChangesTables, RenamesTables
+from walflow.config.settings import Mode
+from walflow.destinations.base import ChangesTables, Events, FormerChanges, RenamesTables
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
 from walflow.destinations.lake import LakeDestination, Metadata, TablePlan
 from walflow.destinations.lake.forms import stored_form
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
-from walflow.model import Column, PgType, TableName, TableSchema
+from walflow.model import Column, PgType, Span, TableName, TableSchema
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("way")]
 
@@ -369,6 +370,80 @@ def test_a_history_tells_what_was(evolving: MakeEvolving) -> None:
     pair.destination.change_table(way_to(ABC, after, {"a": 5}))
     rows = pair.session.table(IDENTIFIER).select("a__dropped_2", "a", "c").collect()
     assert sorted(map(tuple, rows)) == [(f"a{i}", None, f"b{i}") for i in range(4)]
+
+
+@pytest.mark.parametrize("way", ["bridge"], indirect=True)
+@pytest.mark.parametrize("mode", ["mirror", "soft_delete", "history", "scd2"])
+def test_values_from_before_a_drop_that_come_with_changes_from_after_it(
+    evolving: MakeEvolving, mode: Mode
+) -> None:
+    pair = evolving(ABC, TablePlan(mode=mode, on_column_dropped="keep"))
+    pair.copy(*ROWS)
+    source = pair.source
+    with source.transaction():
+        source.update(source.find(id=0), a="before", n=100)
+        source.update(source.find(id=1), a="before", n=100)
+        source.update(source.find(id=2), unsent=["a"], n=100)
+        source.insert(id=7, a="before", b="b", n=100)
+    first = source.events(pair.spark)
+    # One keeps its name, the other must give it to a new column.
+    pair.evolve(form({"id": "1 bigint", "a": "2 string", "b": "3 string"}))
+    with source.transaction():
+        source.update(source.find(id=2), unsent=["a"], b="between")
+        source.insert(id=8, a="between", b="b")
+    second = source.events(pair.spark)
+    evolution = pair.evolve(form({"id": "1 bigint", "b": "3 string", "a": "5 int"}))
+    with source.transaction():
+        source.update(source.find(id=1), b="after")
+        source.update(source.find(id=3), b="after")
+        source.update(source.find(id=7), b="after")
+        source.insert(id=9, b="after", a=9)
+    third = source.events(pair.spark)
+    whole = way_to(ABC, source.schema, {})
+    pair.destination.change_table(whole)
+    pair.destination.write_events(together((first, whole), (second, evolution), third))
+
+    rows = pair.session.table(IDENTIFIER).where("_CHANGE_TYPE <> 'copy'")
+    found = sorted(map(tuple, rows.select("id", "b", "a__dropped_2", "n").collect()), key=str)
+    if mode in ("mirror", "soft_delete"):
+        pair.check()
+        assert found == [
+            (0, "b0", "before", 100),
+            (1, "after", "before", 100),
+            (2, "between", "a2", 100),
+            (3, "after", "a3", 3),
+            (7, "after", "before", 100),
+            (8, "b", "between", None),
+            (9, "after", None, None),
+        ]
+    else:
+        # What is new has nothing in columns that are no more.
+        assert found == [
+            (0, "b0", "before", 100),
+            (1, "after", None, None),
+            (1, "b1", "before", 100),
+            (2, "b2", "a2", 100),
+            (2, "between", "a2", None),
+            (3, "after", None, None),
+            (7, "after", None, None),
+            (7, "b", "before", 100),
+            (8, "b", "between", None),
+            (9, "after", None, None),
+        ]
+
+
+def together(
+    first: tuple[Events, Evolution], second: tuple[Events, Evolution], last: Events
+) -> Events:
+    """Changes of three forms as one round."""
+    (present,) = last.tables
+    parts = [(events.tables[0], evolution) for events, evolution in (first, second)]
+    changes = replace(
+        present,
+        stats=sum((part.stats for part, _ in parts), present.stats),
+        former=tuple(FormerChanges(part.files, evolution) for part, evolution in parts),
+    )
+    return Events(Span(first[0].span.after, last.span.upto), (changes,))
 
 
 def test_a_table_without_rows(evolving: MakeEvolving) -> None:

@@ -23,7 +23,8 @@ __all__ = ["in_form", "missing_value", "sql_value"]
 def in_form(changes: DataFrame, evolution: Evolution) -> DataFrame:
     """Changes (see read_changes) of the form before, as if the table had had the form after.
 
-    A row of the former form has, in columns that were added since, what Postgres shows in them.
+    A row of the former form has, in columns that were added since, what Postgres shows in them;
+    where these are not published (see TableSchema), an update leaves them as they are.
     The forms must have the same key, but for its columns' names.
     """
     kind = sf.col("_change_type")
@@ -104,7 +105,14 @@ def _unchanged(evolution: Evolution) -> Expr:
     if gone:
         names = sf.filter(names, lambda name: ~name.isin(gone))
     since = {old.name: new.name for old, new in evolution.renamed}
-    return sf.transform(names, lambda name: _renamed(name, since)) if since else names
+    if since:
+        names = sf.transform(names, lambda name: _renamed(name, since))
+    unsent = [c.name for c in evolution.added if c.position in evolution.after.unpublished]
+    if unsent:
+        is_update = sf.col("_change_type") == ChangeType.UPDATE.value
+        told = sf.coalesce(names, sf.array().cast("array<string>"))
+        names = sf.when(is_update, sf.concat(told, sf.array(*map(sf.lit, unsent)))).otherwise(names)
+    return names
 
 
 def _exact(evolution: Evolution) -> Expr:

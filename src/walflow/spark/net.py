@@ -444,9 +444,13 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
 
 
 def sometimes_unsent(schema: TableSchema) -> list[Column]:
-    """The columns whose values Postgres may leave out of a change that does not change them."""
+    """The columns whose values Postgres may leave out of a change that does not change them, and
+    those that it does not publish (a destination may have such)."""
     return [
-        c for c in schema.columns if c.name not in schema.key and c.spark_type not in _ALWAYS_SENT
+        c
+        for c in schema.columns
+        if c.name not in schema.key
+        and (c.spark_type not in _ALWAYS_SENT or c.position in schema.unpublished)
     ]
 
 
