@@ -126,6 +126,11 @@ class TestProblems:
             ("log: {fil_ms: 1}", "log.fil_ms (file {}): is not a setting; did you mean log.fill_"),
             ("publication: p", "is not a setting; did you mean source.publication?"),
             ("copying: {}", "is not a setting; did you mean copy?"),
+            (
+                "apply: {tables: {public.audit: {mod: history}}}",
+                "apply.tables.public.audit.mod (file {}): is not a setting; did you mean "
+                "apply.tables.public.audit.mode?",
+            ),
             ("qqq: 1", "qqq (file {}): is not a setting"),
             ("on: 1", "True (file {}): is not a setting"),
         ],
@@ -160,6 +165,10 @@ class TestProblems:
             ("spark: {driver_memory: 12}", "spark.driver_memory (file {}): "),
             ("spark: {conf: hunter2}", "must be a mapping"),
             ("log: 3", "log (file {}): must be a section with folder, max_bytes"),
+            (
+                "apply: {tables: {public.a.b: hunter2}}",
+                "apply.tables.public.a.b (file {}): must be a section with mode, freshness",
+            ),
             ("apply: {lsn_column: _TIMESTAMP}", "apply (file {}): change_type_column, lsn_column"),
         ],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,17 +26,38 @@ def keys_of(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
 
 
 def section_at(path: Iterable[str]) -> type[BaseModel] | None:
-    """The section of this path; an empty one is all settings."""
+    """The section of this path; an empty one is all settings. Where names of the user's have a
+    section each, the name, dots and all, is one part."""
     model: type[BaseModel] | None = Settings
-    for key in path:
-        model = None if model is None else keys_of(model).get(key)
+    parts = iter(path)
+    for key in parts:
+        if model is None:
+            return None
+        each = _section_of_each(model, key)
+        if each is None:
+            model = keys_of(model).get(key)
+        else:
+            model = None if next(parts, None) is None else each
     return model
+
+
+def _section_of_each(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section that every name in this mapping has, if it is a mapping to sections."""
+    field = _field(model, key)
+    if field is None or get_origin(field.annotation) is not dict:
+        return None
+    kind = get_args(field.annotation)[1]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def field_at(path: Sequence[str]) -> FieldInfo | None:
     section = section_at(path[:-1])
-    fields = {} if section is None else section.model_fields
-    return next((f for name, f in fields.items() if (f.alias or name) == path[-1]), None)
+    return None if section is None else _field(section, path[-1])
+
+
+def _field(model: type[BaseModel], key: str) -> FieldInfo | None:
+    fields = model.model_fields.items()
+    return next((field for name, field in fields if (field.alias or name) == key), None)
 
 
 def variable_of(path: Iterable[str]) -> str:
