@@ -29,7 +29,12 @@ _FILE_OPTION = click.option(
 )
 _ENDS = (
     click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/db"),
-    click.option("--to", "destination", metavar="URI", help="iceberg:///folder/of/the/tables"),
+    click.option(
+        "--to",
+        "destination",
+        metavar="URI",
+        help="iceberg:///folder/of/the/tables or delta:///folder/of/the/tables",
+    ),
     click.option("--publication", help="Whose tables are followed.  [default: walflow]"),
     click.option("--slot", help="The replication slot.  [default: walflow_<name>]"),
 )

@@ -130,7 +130,7 @@ class CopySettings(_Section):
 class DestinationSettings(_Section):
     """Where the tables go."""
 
-    uri: str = Field(description="iceberg:///folder/of/the/tables")
+    uri: str = Field(description="iceberg:///folder/of/the/tables or delta:///folder/of/the/tables")
     options: Options = Field(default_factory=dict, description="Passed to the catalog as they are.")
 
     @field_serializer("uri")

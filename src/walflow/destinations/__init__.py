@@ -147,5 +147,6 @@ def _check_writable(folder: Path) -> None:
 def _not_writable(folder: Path, reason: str) -> DestinationError:
     return DestinationError(
         f"The destination's folder {folder} cannot be written: {reason}.",
-        hint="Name another folder (--to iceberg:///folder), or give this user the right to it.",
+        hint="Name another folder (--to iceberg:///folder or --to delta:///folder), or give this "
+        "user the right to it.",
     )
