@@ -31,6 +31,7 @@ def pipeline(room: Room, source: str) -> list[str]:
     ("arguments", "told"),
     [
         (["16B374D848"], "'16B374D848' is not a log position: one looks like 16/B374D848."),
+        (["my shop.yaml"], "16/B374D848. A settings file is given with -f 'my shop.yaml'."),
         (["0/1", "--at", "2026-11-15"], "Give LSN or --at, not both."),
         (["--at", "yesterday"], "'yesterday' is not a time: one looks like 2026-11-15T12:00:00Z."),
     ],
@@ -44,9 +45,9 @@ def test_what_cannot_be_understood(room: Room, arguments: list[str], told: str) 
 def test_a_table_that_the_pipeline_has_not(room: Room) -> None:
     with opened(room.path / "log") as store:
         put_table(store, 1, "public.orders", Phase.READY)
-    ran = room.run("as-of", "--table", "orders", *pipeline(room, "postgresql:///none"))
+    ran = room.run("as-of", "--table", "public.order", *pipeline(room, "postgresql:///none"))
     assert ran.returncode == UnknownTable.exit_code
-    assert "It has: public.orders. Say schema.table, as the source does." in ran.stderr
+    assert "Did you mean public.orders?" in ran.stderr
 
 
 @pytest.mark.spark
@@ -81,12 +82,16 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     ]
     assert amounts == [10, 10]
 
-    later = room.run("as-of", "FFFF/0", "--table", "public.orders", *options)
+    later = room.run("as-of", "FFFF/0", "--table", "orders", *options)
     assert later.returncode == 0, later.stderr
     head, note, query = later.stdout.splitlines()
     assert head.startswith(f"-- All tables as of {shown['lsn']} (")
     assert note == "-- There is no picture of FFFF/0 itself: this is the newest one before it."
     assert query == f"{shown['tables'][1]['query']};"
+
+    then = room.run("as-of", "--at", "2999-01-01", "--json", *options)
+    assert then.returncode == 0, then.stderr
+    assert json.loads(then.stdout) == {**shown, "exact": None, "asked": "2999-01-01"}
 
     before = room.run("as-of", "0/1", *options)
     assert before.returncode == PictureGone.exit_code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,7 @@ from walflow.cli.debugging import debug_option, is_debug
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from walflow.config import Settings
     from walflow.destinations.lake.pictures import AsOf, KeptPicture
@@ -35,7 +37,8 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
     "yet, 82 if there is none so old any more, 75 for a table that the pipeline has not.\n\n"
     "The object of --json: lsn, lsn_number (all up to it is in the picture), since, since_number "
     "(the first position that it is the same at), commit_time (of its last transaction, null if "
-    "that is not known), recorded_at, asked, exact (whether it is as of the position asked for), "
+    "that is not known), recorded_at, asked, exact (whether it is as of the position asked for; "
+    "null with --at: whether anything was committed between is not known), "
     "tables (table, destination, snapshot_id, base_snapshot_id, query), missing (table, phase). "
     "Keys are only ever added. " + SETTINGS_EPILOG,
 )
@@ -67,11 +70,15 @@ def as_of(
     when = None if moment is None else _time(moment)
     settings = chosen.settings()
     phases = _phases(settings)
-    _check_known(only, phases)
+    # Before Spark is started, if the names can be told already.
+    wanted = _meant(only, phases) if phases else None
     logs.configure(level="warning")
     with own_temporary_folder():
         found = _read(settings, at, when, debug=is_debug(context))
-    shown = _shown(found, at, phases, only)
+    if wanted is None:
+        wanted = _meant(only, [table.source for table in found.picture.tables])
+    exact = None if when is not None else at is None or at <= found.picture.upto
+    shown = _shown(found, exact, phases, wanted)
     if as_json:
         import json
 
@@ -85,7 +92,11 @@ def _lsn(text: str) -> Lsn:
     from walflow.model import Lsn
 
     if _LSN.fullmatch(text) is None:
-        raise click.UsageError(f"{text!r} is not a log position: one looks like 16/B374D848.")
+        is_file = Path(text).suffix in (".yaml", ".yml") or Path(text).is_file()
+        advice = f" A settings file is given with -f {shlex.quote(text)}." if is_file else ""
+        raise click.UsageError(
+            f"{text!r} is not a log position: one looks like 16/B374D848.{advice}"
+        )
     return Lsn.parse(text)
 
 
@@ -111,16 +122,11 @@ def _phases(settings: Settings) -> Mapping[TableName, Phase]:
         return {state.table: state.phase for state in states}
 
 
-def _check_known(only: tuple[str, ...], phases: Mapping[TableName, Phase]) -> None:
-    from walflow.errors import UnknownTable
+def _meant(only: tuple[str, ...], known: Collection[TableName]) -> frozenset[TableName]:
+    """The tables that are asked for; none: all of them."""
+    from walflow.cli.naming import find_table
 
-    known = {str(name) for name in phases}
-    for name in only:
-        if phases and name not in known:
-            raise UnknownTable(
-                f"the pipeline has no table {name}",
-                hint=f"It has: {', '.join(sorted(known))}. Say schema.table, as the source does.",
-            )
+    return frozenset(find_table(text, known) for text in only)
 
 
 def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: bool) -> AsOf:
@@ -179,7 +185,10 @@ def _iso(moment: datetime) -> str:
 
 
 def _shown(
-    found: AsOf, at: Lsn | None, phases: Mapping[TableName, Phase], only: tuple[str, ...]
+    found: AsOf,
+    exact: bool | None,
+    phases: Mapping[TableName, Phase],
+    only: Collection[TableName],
 ) -> dict[str, Any]:
     from walflow.errors import PictureGone
 
@@ -187,7 +196,7 @@ def _shown(
     wanted = [
         (table, query)
         for table, query in zip(picture.tables, found.queries, strict=True)
-        if not only or str(table.source) in only
+        if not only or table.source in only
     ]
     gone = [str(table.source) for table, query in wanted if query is None]
     if gone:
@@ -205,7 +214,7 @@ def _shown(
         "since_number": int(picture.since),
         "commit_time": None if picture.commit_time is None else _iso(picture.commit_time),
         "recorded_at": _iso(picture.recorded),
-        "exact": at is None or at <= picture.upto,
+        "exact": exact,
         "tables": [
             {
                 "table": str(table.source),
@@ -219,7 +228,7 @@ def _shown(
         "missing": [
             {"table": str(name), "phase": phase.value}
             for name, phase in sorted(phases.items())
-            if name not in there and (not only or str(name) in only)
+            if name not in there and (not only or name in only)
         ],
     }
 
@@ -229,7 +238,11 @@ def _print(shown: Mapping[str, Any], asked: str | None) -> None:
     time = shown["commit_time"]
     told = f"committed {time}" if time is not None else f"kept {shown['recorded_at']}"
     click.echo(f"-- All tables as of {shown['lsn']} ({told})")
-    if not shown["exact"]:
+    if shown["exact"] is None:
+        click.echo(
+            f"-- The newest picture up to {asked}: what was committed between may be missing."
+        )
+    elif not shown["exact"]:
         click.echo(f"-- There is no picture of {asked} itself: this is the newest one before it.")
     for missing in shown["missing"]:
         click.echo(f"-- Not in it: {missing['table']} (now {missing['phase']})")
