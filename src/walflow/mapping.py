@@ -11,7 +11,7 @@ from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
 from walflow.model import TableName
 
-__all__ = ["TableMapping", "check_apart", "conflict"]
+__all__ = ["NamedTables", "TableMapping", "check_apart", "conflict"]
 
 _logger = structlog.get_logger(__name__)
 
@@ -25,7 +25,6 @@ class TableMapping:
             source: TableName(*destination.split("."))
             for source, destination in settings.tables.items()
         }
-        self._told: set[str] = set()
 
     def destination(self, source: TableName) -> TableName:
         given = self._explicit.get(str(source))
@@ -35,15 +34,24 @@ class TableMapping:
         # The halves apart: a dot inside a source's name is not one of the template.
         return TableName(*(half.format_map(names) for half in self._template))
 
+
+class NamedTables:
+    """Tables of the source that a setting names."""
+
+    def __init__(self, setting: str, names: Iterable[str]) -> None:
+        self._setting = setting
+        self._names = frozenset(names)
+        self._told: frozenset[str] = frozenset()
+
     def warn_of_unused(self, published: Iterable[TableName]) -> None:
-        """Warn of what the settings name explicitly and is none of these tables; not again while
-        it stays so. From one thread."""
+        """Warn of what the setting names and is none of these tables; not again while it stays
+        so. From one thread."""
         names = [str(table) for table in published]
-        unused = self._explicit.keys() - set(names)
+        unused = self._names.difference(names)
         for name in sorted(unused - self._told):
             meant = get_close_matches(name, names, n=1)
             _logger.warning(
-                "mapping.tables has a name for a table that is not published",
+                f"{self._setting} names a table that is not published",
                 table=name,
                 hint=(f"Did you mean {meant[0]}? " if meant else "") + "Tables are named as in: "
                 "SELECT schemaname, tablename FROM pg_publication_tables;",

@@ -14,7 +14,7 @@ from tests.pipeline.running import WAIT, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
 from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
-from walflow.mapping import TableMapping, check_apart
+from walflow.mapping import NamedTables, TableMapping, check_apart
 from walflow.model import TableName
 
 if TYPE_CHECKING:
@@ -52,25 +52,24 @@ def test_names_with_dots_can_be_named() -> None:
     assert mapped(TableName("a", "b.c"), tables={"a.b.c": "mart.o"}) == TableName("mart", "o")
 
 
-def warned_of(mapping: TableMapping, *published: TableName) -> dict[str, str]:
+def warned_of(named: NamedTables, *published: TableName) -> dict[str, str]:
     with capture_logs() as logs:
-        mapping.warn_of_unused(published)
+        named.warn_of_unused(published)
     return {entry["table"]: entry["hint"] for entry in logs if entry["log_level"] == "warning"}
 
 
 def test_explicit_names_of_no_published_table_are_warned_of() -> None:
-    names = {"sales.orders": "mart.o", "Sales.Items": "mart.i", "qqq.zzz": "mart.z"}
-    mapping = TableMapping(MappingSettings(tables=names))
+    named = NamedTables("mapping.tables", ["sales.orders", "Sales.Items", "qqq.zzz"])
     orders, items = TableName("sales", "orders"), TableName("sales", "items")
-    warned = warned_of(mapping, orders, items)
+    warned = warned_of(named, orders, items)
     assert warned.keys() == {"Sales.Items", "qqq.zzz"}
     assert warned["Sales.Items"].startswith("Did you mean sales.items? ")
     assert warned["qqq.zzz"].startswith("Tables are named as in: SELECT ")
     # Once, until it is published and no longer is.
-    assert not warned_of(mapping, orders, items)
-    assert warned_of(mapping, items).keys() == {"sales.orders"}
-    assert not warned_of(mapping, orders, items)
-    assert warned_of(mapping, items).keys() == {"sales.orders"}
+    assert not warned_of(named, orders, items)
+    assert warned_of(named, items).keys() == {"sales.orders"}
+    assert not warned_of(named, orders, items)
+    assert warned_of(named, items).keys() == {"sales.orders"}
 
 
 @pytest.mark.spark
@@ -83,15 +82,17 @@ def test_a_pipeline_warns_at_its_start_and_when_the_publication_changes(
         "CREATE PUBLICATION walflow FOR TABLE a, b",
     )
     names = {"public.a": "mart.a", "public.bb": "mart.b"}
-    settings = settings_for(database, tmp_path, mapping__tables=names)
+    modes = {"public.b": {"mode": "history"}, "public.aa": {"mode": "history"}}
+    settings = settings_for(database, tmp_path, mapping__tables=names, apply__tables=modes)
     with capture_logs() as logs:
 
-        def warned() -> list[str]:
-            told = [entry for entry in logs if "mapping.tables" in entry["event"]]
-            return [entry["table"] for entry in told]
+        def warned(setting: str = "mapping.tables") -> list[str]:
+            told = f"{setting} names a table that is not published"
+            return [entry["table"] for entry in logs if entry["event"] == told]
 
         with running(settings, spark, destination=PositionedShelf()):
             assert warned() == ["public.bb"]
+            assert warned("apply.tables") == ["public.aa"]
             database.execute("ALTER PUBLICATION walflow DROP TABLE a")
             wait_for(lambda: warned() == ["public.bb", "public.a"], WAIT)
 

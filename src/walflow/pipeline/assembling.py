@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from walflow.changelog import ChangeLog
 from walflow.config import Settings
 from walflow.destinations import OpenDestination
-from walflow.mapping import TableMapping
+from walflow.mapping import NamedTables, TableMapping
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.coordinating import Parts
@@ -120,6 +120,10 @@ def assemble(
     joiner = Joiner(
         published,
         ground.mapping,
+        (
+            NamedTables("mapping.tables", settings.mapping.tables),
+            NamedTables("apply.tables", settings.apply.tables),
+        ),
         ground.store,
         log,
         destination,

@@ -13,7 +13,7 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, Positioned
 from walflow.errors import SourceError
-from walflow.mapping import TableMapping, check_apart, conflict
+from walflow.mapping import NamedTables, TableMapping, check_apart, conflict
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.comparing import Comparer, in_conflict, is_passing
 from walflow.pipeline.dispatching import Dispatcher
@@ -48,6 +48,7 @@ class Joiner:
         self,
         published: Published,
         mapping: TableMapping,
+        named: Collection[NamedTables],
         store: Store,
         log: ChangeLog,
         destination: Destination,
@@ -60,6 +61,7 @@ class Joiner:
     ) -> None:
         self._published = published
         self._mapping = mapping
+        self._named = named
         self._store = store
         self._log = log
         self._destination = destination
@@ -249,7 +251,8 @@ class Joiner:
 
         ``began`` and ``ended``: between which positions the tables were looked at (see News).
         """
-        self._mapping.warn_of_unused(table.name for table in tables)
+        for named in self._named:
+            named.warn_of_unused(table.name for table in tables)
         published = {table.schema.oid: table for table in tables}
         states = {state.schema.oid: state for state in self._tables.all()}
         with self._lock:
