@@ -14,10 +14,12 @@ from walflow.errors import (
     IllegalMove,
     NothingToRollBack,
     StoreError,
+    TablesSetAside,
 )
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.phases import MOVES, check_move, resumed
 from walflow.pipeline.retrying import Retries, is_of_the_source
+from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import Tables, TableState
 from walflow.states import RetryKind, TableReplicationState
 from walflow.stores.memory import MemoryStore
@@ -165,6 +167,23 @@ def test_what_trying_again_cannot_help_waits_for_the_operator() -> None:
     assert state.waits_for_operator
     assert state.error is not None
     assert state.error.retry.kind is RetryKind.MANUAL
+
+
+def test_what_to_do_is_said_with_the_tables_in_their_order() -> None:
+    tables = new_tables()
+    for oid, hint in ((1, "Move it."), (2, "Ask its owner."), (3, "Move it.")):
+        name = TableName("public", f"t{oid}")
+        if oid > 1:
+            tables.add(TableState(TableSchema(oid, name, (), ()), name))
+        tables.fail(oid, DestinationForeign("not ours", hint=hint))
+    states = tuple(sorted(tables.all(), key=lambda state: state.name))
+    status = PipelineStatus(states, Lsn(1), Lsn(1), Lsn(1), Lsn(1), 0.0)
+    with pytest.raises(TablesSetAside) as raised:
+        status.check_none_set_aside()
+    assert raised.value.hint.splitlines()[:-1] == [
+        "public.t, public.t3: Move it.",
+        "public.t2: Ask its owner.",
+    ]
 
 
 def test_trouble_of_the_source_is_no_tables_fault() -> None:

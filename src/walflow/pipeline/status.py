@@ -73,7 +73,11 @@ class PipelineStatus:
             return
         errors = [(state.name, state.error) for state in aside if state.error is not None]
         listed = "\n".join(f"  {name}: {error.reason}" for name, error in errors)
-        hints = sorted({error.hint for _, error in errors if error.hint})
+        helped: dict[str, list[str]] = {}
+        for name, error in errors:
+            if error.hint:
+                helped.setdefault(error.hint, []).append(str(name))
+        hints = [f"{', '.join(names)}: {hint}" for hint, names in helped.items()]
         raise TablesSetAside(
             f"Everything is up to date but {len(aside)} table"
             f"{'' if len(aside) == 1 else 's'} that had to be set aside:\n{listed}",
