@@ -27,8 +27,15 @@ _numbers = itertools.count(1)
 
 # What several workers take up first: a long file that is begun last would be waited for by all.
 LONG_FILES = (
+    "lake/test_scenario.py",
+    "lake/test_random.py",
     "pipeline/test_killing.py",
     "pipeline/test_resuming.py",
+    "pipeline/test_evolution.py",
+    "destinations/test_lake_evolution.py",
+    "destinations/test_lake_modes.py",
+    "destinations/test_lake_views.py",
+    "lake/test_replays.py",
     "destinations/test_iceberg_rounds.py",
     "pipeline/test_capture.py",
     "pipeline/test_replay.py",
@@ -58,9 +65,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One a core, and one more: tests also wait for what they have started."""
+    """One a core: what tests start keeps the cores busy, and more would only slow all of them."""
     by_memory = psutil.virtual_memory().total // _WORKER_BYTES
-    return max(1, min((os.cpu_count() or 1) + 1, by_memory))
+    return max(1, min(os.cpu_count() or 1, by_memory))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
