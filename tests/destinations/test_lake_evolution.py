@@ -363,13 +363,13 @@ def test_former_snapshots_have_their_own_columns(evolving: MakeEvolving) -> None
     assert pair.session.sql(as_of).toArrow().equals(before)
 
 
-def test_a_history_tells_what_was(evolving: MakeEvolving) -> None:
+def test_a_history_keeps_what_was_dropped(evolving: MakeEvolving) -> None:
     pair = evolving(ABC, TablePlan(mode="history"))
     pair.copy(*ROWS)
     after = form({"id": "1 bigint", "a": "5 int", "c": "3 string", "n": "4 int"})
     pair.destination.change_table(way_to(ABC, after, {"a": 5}))
     rows = pair.session.table(IDENTIFIER).select("a__dropped_2", "a", "c").collect()
-    assert sorted(map(tuple, rows)) == [(f"a{i}", None, f"b{i}") for i in range(4)]
+    assert sorted(map(tuple, rows)) == [(f"a{i}", 5, f"b{i}") for i in range(4)]
 
 
 @pytest.mark.parametrize("way", ["bridge"], indirect=True)

@@ -34,7 +34,7 @@ class Case:
     becomes: str | None = None
     """The table's name after the live part."""
     copied_again: bool = False
-    """Whether there is a way without."""
+    """Whether it may be: there is no way without, or none if changes of two keys come at once."""
 
 
 def big(seed: str) -> str:
@@ -513,6 +513,7 @@ FORMS = (
             "UPDATE key_changed SET k = 31 WHERE k = 30",
             "DELETE FROM key_changed WHERE k = 40",
         ),
+        copied_again=True,
     ),
     Case(
         "key_lost",
@@ -527,6 +528,7 @@ FORMS = (
             "UPDATE key_lost SET id = NULL WHERE id = 3",
         ),
         ("INSERT INTO key_lost SELECT * FROM key_lost",),
+        copied_again=True,
     ),
     plain(
         "former_name",

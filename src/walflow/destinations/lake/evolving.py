@@ -8,8 +8,8 @@ one wait under names of their own. Where the format can do all that in one commi
 
 What becomes of rows that are there:
 
-- an added column has the value that Postgres shows in rows from before it, but not in a history:
-  its rows tell what was;
+- an added column has the value that Postgres shows in rows from before it, in every mode: what is
+  told of a row does not depend on whether it was written before or after the column came;
 - a dropped column goes with its values, or stays if that is wanted (and always in a history): null
   in later rows, and under its name until another column gets that, then as ``<name>__dropped_<n>``,
   with the attribute number that it had. A new copy does not have it.
@@ -209,13 +209,12 @@ class _Change:
     def _added(self) -> tuple[NewColumn, ...]:
         """In their order, each after the one that it comes after at the source."""
         names = self.evolution.after.column_names
-        fills = self.form.plan.mode != "history"
         return tuple(
             NewColumn(
                 column.name,
                 column.spark_type,
                 names[place - 1] if place else None,
-                self.evolution.missing.get(column.name) if fills else None,
+                self.evolution.missing.get(column.name),
             )
             for place, column in enumerate(self.evolution.after.columns)
             if column in self.evolution.added
