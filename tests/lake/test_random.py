@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 FIRST = int(os.environ.get("WALFLOW_TEST_SEED", "1"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("WALFLOW_TEST_SEEDS", "2")))
+SEEDS = range(FIRST, FIRST + int(os.environ.get("WALFLOW_TEST_SEEDS", "1")))
 BURSTS = int(os.environ.get("WALFLOW_TEST_BURSTS", "2"))
 TRANSACTIONS = int(os.environ.get("WALFLOW_TEST_TRANSACTIONS", "150"))
 WAIT = 600
