@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from walflow.bench.measure import Comparison, Timing, compare, measured
+from walflow.bench.source_table import COLUMNS, ROW, read_to_nowhere, wal_end
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import LogSettings, TypeSettings
 from walflow.model import Lsn
@@ -24,16 +24,6 @@ from walflow.testing.postgres import EmbeddedPostgres
 
 __all__ = ["bench_capture"]
 
-_COLUMNS = """
-    id bigint PRIMARY KEY, customer int, amount numeric(12,2), price float8, paid boolean,
-    note text, at timestamptz, extra jsonb
-"""
-_ROW = """
-    {id}, ({id} % 100003)::int, ({id} % 1000000) / 100.0, {id} * 1.5, {id} % 3 = 0,
-    'note number ' || {id}, timestamptz '2024-01-01' + {id} * interval '1 second',
-    jsonb_build_object('n', {id})
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class _Workload:
@@ -45,7 +35,7 @@ class _Workload:
 def _one_transaction(server: EmbeddedPostgres, changes: int) -> None:
     with server.connect() as connection:
         connection.execute(
-            f"INSERT INTO bench SELECT {_ROW.format(id='i')} FROM generate_series(1, {changes}) i"
+            f"INSERT INTO bench SELECT {ROW.format(id='i')} FROM generate_series(1, {changes}) i"
         )
 
 
@@ -53,13 +43,13 @@ def _tiny_transactions(server: EmbeddedPostgres, changes: int) -> None:
     """Transactions of one update and one insert."""
     with server.connect() as connection:
         connection.execute(
-            f"INSERT INTO warm SELECT {_ROW.format(id='i')} FROM generate_series(1, 1000) i"
+            f"INSERT INTO warm SELECT {ROW.format(id='i')} FROM generate_series(1, 1000) i"
         )
         connection.execute(
             f"""
             DO $$ BEGIN FOR n IN 1..{changes // 2} LOOP
                 UPDATE warm SET amount = amount + 1 WHERE id = n % 1000 + 1;
-                INSERT INTO bench SELECT {_ROW.format(id="n")};
+                INSERT INTO bench SELECT {ROW.format(id="n")};
                 COMMIT;
             END LOOP; END $$
             """
@@ -74,7 +64,7 @@ def _mixed(server: EmbeddedPostgres, changes: int) -> None:
             DO $$ DECLARE first bigint; BEGIN FOR n IN 0..{changes // 1000 - 1} LOOP
                 first := n * 600;
                 INSERT INTO bench
-                    SELECT {_ROW.format(id="i")} FROM generate_series(first, first + 599) i;
+                    SELECT {ROW.format(id="i")} FROM generate_series(first, first + 599) i;
                 UPDATE bench SET amount = amount + 1, note = note || '.'
                     WHERE id BETWEEN first AND first + 299;
                 DELETE FROM bench WHERE id BETWEEN first + 500 AND first + 599;
@@ -101,14 +91,12 @@ def _bench(workload: _Workload, rounds: int) -> Iterator[Comparison]:
         settings={"max_wal_size": "8GB", "shared_buffers": "512MB", "checkpoint_timeout": "1h"}
     ) as server:
         with server.connect() as connection:
-            connection.execute(f"CREATE TABLE bench ({_COLUMNS})")
-            connection.execute(f"CREATE TABLE warm ({_COLUMNS})")
+            connection.execute(f"CREATE TABLE bench ({COLUMNS})")
+            connection.execute(f"CREATE TABLE warm ({COLUMNS})")
             connection.execute("CREATE PUBLICATION bench FOR TABLE bench, warm")
             connection.execute("SELECT pg_create_logical_replication_slot('base', 'pgoutput')")
             workload.make(server, workload.changes)
-            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            assert row is not None
-            end = Lsn.parse(row[0])
+            end = wal_end(server)
             connection.execute("CHECKPOINT")
         for path, backlog in (("backlog", 1), ("live", 1 << 62)):
             yield compare(
@@ -123,12 +111,7 @@ def _bench(workload: _Workload, rounds: int) -> Iterator[Comparison]:
 
 def _reference(server: EmbeddedPostgres, end: Lsn) -> Timing:
     with _slot(server) as slot:
-        command = [
-            str(server.pg_recvlogical),
-            *("-d", server.uri, "-S", slot, "--start", "--no-loop", "-f", "/dev/null"),
-            *("-o", "proto_version=1", "-o", "publication_names=bench", f"--endpos={end}"),
-        ]
-        return measured(lambda: subprocess.run(command, check=True, capture_output=True))
+        return read_to_nowhere(server, slot, "bench", end)
 
 
 def _ours(server: EmbeddedPostgres, changes: int, backlog_bytes: int) -> Timing:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 from walflow.bench.lake_pipeline import SLOT, CopiedTable, copied_table
-from walflow.bench.measure import Comparison, Timing, compare, measured, measured_with_jvm
-from walflow.model import Lsn
+from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
+from walflow.bench.source_table import read_to_nowhere, wal_end
 from walflow.source.slots import drop_slot
 
 __all__ = ["bench_drain"]
@@ -51,15 +50,7 @@ def _reference(table: CopiedTable) -> Timing:
         connection.execute(
             f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{_REFERENCE_SLOT}')"
         )
-        row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
-        command = [
-            str(server.pg_recvlogical),
-            *("-d", server.uri, "-S", _REFERENCE_SLOT, "--start", "--no-loop", "-f", "/dev/null"),
-            *("-o", "proto_version=1", "-o", "publication_names=walflow"),
-            f"--endpos={Lsn.parse(row[0])}",
-        ]
         try:
-            return measured(lambda: subprocess.run(command, check=True, capture_output=True))
+            return read_to_nowhere(server, _REFERENCE_SLOT, "walflow", wal_end(server))
         finally:
             drop_slot(connection, _REFERENCE_SLOT, wait_seconds=30)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from walflow.bench.source_table import COLUMNS, ROW
 from walflow.config import Settings, SparkSettings, load_settings
 from walflow.destinations.iceberg import EXTENSIONS
 from walflow.pipeline.pipeline import Pipeline
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["SLOT", "CopiedTable", "copied_table"]
 
 SLOT = "walflow_bench"
-
-_TABLE = """
-    CREATE TABLE bench (
-        id bigint PRIMARY KEY, customer int, amount numeric(12,2), price float8, paid boolean,
-        note text, at timestamptz, extra jsonb)
-"""
-_ROW = """
-    {id}, ({id} % 100003)::int, ({id} % 1000000) / 100.0, {id} * 1.5, {id} % 3 = 0,
-    'note number ' || {id}, timestamptz '2024-01-01' + {id} * interval '1 second',
-    jsonb_build_object('n', {id})
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +50,7 @@ class CopiedTable:
                 FOR n IN 0..{changes // 1000 - 1} LOOP
                     first := {first} + n * 600;
                     INSERT INTO bench
-                        SELECT {_ROW.format(id="i")} FROM generate_series(first, first + 599) i;
+                        SELECT {ROW.format(id="i")} FROM generate_series(first, first + 599) i;
                     UPDATE bench SET amount = amount + 1, note = note || '.' WHERE id IN (
                         SELECT (random() * {self.rows - 1})::int + 1 FROM generate_series(1, 300));
                     DELETE FROM bench WHERE id BETWEEN first + 500 AND first + 599;
@@ -84,9 +74,9 @@ def copied_table(rows: int, *, debug: bool = False, **more: object) -> Iterator[
             )
         )
         with server.connect() as connection:
-            connection.execute(_TABLE)
+            connection.execute(f"CREATE TABLE bench ({COLUMNS})")
             connection.execute(
-                f"INSERT INTO bench SELECT {_ROW.format(id='i')} FROM generate_series(1, {rows}) i"
+                f"INSERT INTO bench SELECT {ROW.format(id='i')} FROM generate_series(1, {rows}) i"
             )
             connection.execute("VACUUM (ANALYZE) bench")
             connection.execute("CREATE PUBLICATION walflow FOR TABLE bench")

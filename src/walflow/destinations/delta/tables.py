@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from walflow.destinations.delta.commits import LOG, is_table, newest_stamp, newest_stamped
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
-from walflow.destinations.lake.owner import Owner, Stamp, is_owned
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.properties import is_table_owned, properties_of
 from walflow.errors import DestinationError
 from walflow.evolution import NotFollowed
 from walflow.model import TableName
@@ -86,8 +85,6 @@ _PROPERTIES = {
 
 # Changes of a column's type that Delta does not make.
 _OTHER_TYPE = ("DELTA_UNSUPPORTED_ALTER_TABLE_CHANGE_COL_OP", "NOT_SUPPORTED_CHANGE_COLUMN")
-
-_logger = structlog.get_logger(__name__)
 
 
 def table_folder(warehouse: Path, name: TableName) -> Path:
@@ -169,29 +166,13 @@ def owned_tables(spark: SparkSession, warehouse: Path, owner: Owner) -> list[Tab
     found = []
     for log in sorted(warehouse.glob(f"*/*/{LOG}")):
         schema, table = (name_of_folder(name) for name in log.parent.parts[-2:])
-        if schema is not None and table is not None and _is_owned(spark, log.parent, owner):
+        if (
+            schema is not None
+            and table is not None
+            and is_table_owned(spark, identifier_of(log.parent), owner)
+        ):
             found.append(TableName(schema, table))
     return found
-
-
-def _is_owned(spark: SparkSession, folder: Path, owner: Owner) -> bool:
-    identifier = identifier_of(folder)
-    try:
-        properties = _properties(spark, identifier)
-    except Exception as error:
-        # Somebody's table that is damaged must not stand in the way.
-        _logger.warning(
-            "it cannot be told whose a table is",
-            table=identifier,
-            error=str(error).strip().partition("\n")[0],
-        )
-        return False
-    return is_owned(owner, properties)
-
-
-def _properties(spark: SparkSession, identifier: str) -> dict[str, str]:
-    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
-    return {row["key"]: row["value"] for row in rows}
 
 
 def look_at_table(spark: SparkSession, folder: Path) -> Stored | None:
@@ -202,7 +183,7 @@ def look_at_table(spark: SparkSession, folder: Path) -> Stored | None:
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
     commit = newest_stamped(folder)
     position = None if commit is None else commit.position
-    return Stored(position, columns, _properties(spark, identifier))
+    return Stored(position, columns, properties_of(spark, identifier))
 
 
 @contextmanager

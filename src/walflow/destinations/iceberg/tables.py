@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import structlog
-
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
-from walflow.destinations.lake.owner import POSITION, Owner, Stamp, is_owned
+from walflow.destinations.lake.owner import POSITION, Owner, Stamp
+from walflow.destinations.lake.properties import is_table_owned, properties_of
 from walflow.model import Lsn, TableName
 from walflow.spark.net import literal, quoted
 
@@ -65,8 +64,6 @@ _PROPERTIES = {
 
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 
-_logger = structlog.get_logger(__name__)
-
 
 def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
     """Spark settings of our catalog; options name another kind of catalog, or its details."""
@@ -113,9 +110,10 @@ def create_table(spark: SparkSession, form: StoredForm, owner: Owner) -> None:
 def alter_table(spark: SparkSession, name: TableName, clauses: Sequence[str]) -> None:
     """See LakeFormat.alter. Between two commits, readers may find other columns in files that were
     adopted (by a bridge, which does it better)."""
-    properties = _properties(spark, name)
+    identifier = table_identifier(name)
+    properties = properties_of(spark, identifier)
     adopted, present = properties.get(ADOPTED_NAMES), properties.get(NAME_MAPPING)
-    alter = f"ALTER TABLE {table_identifier(name)}"
+    alter = f"ALTER TABLE {identifier}"
     set_right = f"{alter} SET TBLPROPERTIES ({literal(NAME_MAPPING)} = {literal(adopted or '')})"
     if adopted is not None and present != adopted:
         spark.sql(set_right)
@@ -151,9 +149,11 @@ def owned_tables(spark: SparkSession, owner: Owner) -> list[TableName]:
         if (schema := name_of_folder(namespace)) is None:
             continue
         for row in spark.sql(f"SHOW TABLES IN {CATALOG}.{quoted(namespace)}").collect():
-            name = name_of_folder(row["tableName"])
-            if name is not None and _is_owned(spark, TableName(schema, name), owner):
-                found.append(TableName(schema, name))
+            if (name := name_of_folder(row["tableName"])) is None:
+                continue
+            table = TableName(schema, name)
+            if is_table_owned(spark, table_identifier(table), owner):
+                found.append(table)
     return found
 
 
@@ -169,25 +169,6 @@ def _namespaces(spark: SparkSession) -> list[str]:
     return [shown[1:-1].replace("``", "`") if shown.startswith("`") else shown for (shown,) in rows]
 
 
-def _is_owned(spark: SparkSession, name: TableName, owner: Owner) -> bool:
-    try:
-        properties = _properties(spark, name)
-    except Exception as error:
-        # Somebody's table that is damaged must not stand in the way.
-        _logger.warning(
-            "it cannot be told whose a table is",
-            table=table_identifier(name),
-            error=str(error).strip().partition("\n")[0],
-        )
-        return False
-    return is_owned(owner, properties)
-
-
-def _properties(spark: SparkSession, name: TableName) -> dict[str, str]:
-    rows = spark.sql(f"SHOW TBLPROPERTIES {table_identifier(name)}").collect()
-    return {row["key"]: row["value"] for row in rows}
-
-
 def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     """By SQL alone; None when there is none."""
     identifier = table_identifier(name)
@@ -195,7 +176,7 @@ def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     if not spark.catalog.tableExists(f"{identifier}.refs"):
         return None
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
-    return Stored(_position(spark, identifier), columns, _properties(spark, name))
+    return Stored(_position(spark, identifier), columns, properties_of(spark, identifier))
 
 
 def _position(spark: SparkSession, identifier: str) -> Lsn | None:

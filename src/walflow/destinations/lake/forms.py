@@ -53,26 +53,29 @@ SEQ = "_SEQ"
 VALID_FROM, VALID_TO, CURRENT = "_VALID_FROM", "_VALID_TO", "_CURRENT"
 
 
+_DEFAULTS = ApplySettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """The names of the columns that tell by which change a row came to be."""
 
-    change_type: str = "_CHANGE_TYPE"
-    lsn: str = "_LSN"
-    timestamp: str = "_TIMESTAMP"
+    change_type: str = _DEFAULTS.change_type_column
+    lsn: str = _DEFAULTS.lsn_column
+    timestamp: str = _DEFAULTS.timestamp_column
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
     """What is wanted of one table."""
 
-    mode: Mode = "mirror"
-    freshness: Freshness = "auto"
-    on_column_dropped: DroppedColumns = "drop"
+    mode: Mode = _DEFAULTS.mode
+    freshness: Freshness = _DEFAULTS.freshness
+    on_column_dropped: DroppedColumns = _DEFAULTS.on_column_dropped
     metadata: Metadata | None = Metadata()
-    view_from_rows: int = 20_000_000
-    fold_share: float = 0.1
-    fold_seconds: float = 300.0
+    view_from_rows: int = _DEFAULTS.view_from_rows
+    fold_share: float = _DEFAULTS.fold_share
+    fold_seconds: float = _DEFAULTS.fold_seconds
 
 
 def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:

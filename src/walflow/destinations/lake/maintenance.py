@@ -25,17 +25,20 @@ _ORPHANS_SECONDS = 86_400.0
 """How often litter is looked for: that means to look at every file."""
 
 
+_DEFAULTS = MaintenanceSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Upkeep:
     """What is wanted, for every table."""
 
-    enabled: bool = True
-    interval_seconds: float = 300.0
-    small_files: int = 64
-    target_bytes: int = 64 << 20
-    keep_seconds: float = 86_400.0
-    keep_versions: int = 100
-    orphans_seconds: float = 86_400.0
+    enabled: bool = _DEFAULTS.enabled
+    interval_seconds: float = _DEFAULTS.interval_seconds
+    small_files: int = _DEFAULTS.small_files
+    target_bytes: int = _DEFAULTS.target_file_bytes
+    keep_seconds: float = _DEFAULTS.keep_snapshots_seconds
+    keep_versions: int = _DEFAULTS.keep_snapshots
+    orphans_seconds: float = _DEFAULTS.orphans_seconds
 
     @property
     def compaction(self) -> Compaction:

@@ -41,15 +41,10 @@ class Stamp:
 
     owner: Owner
     position: Lsn
-    commit_time: int | None = None
-    """When the last transaction in it was committed at the source, in microseconds."""
 
     @property
     def properties(self) -> dict[str, str]:
-        known = {**self.owner.properties, POSITION: str(self.position)}
-        if self.commit_time is not None:
-            known["walflow.commit-time"] = str(self.commit_time)
-        return known
+        return {**self.owner.properties, POSITION: str(self.position)}
 
 
 def is_owned(owner: Owner, properties: Mapping[str, str]) -> bool:

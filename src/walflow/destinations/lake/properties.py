@@ -1,0 +1,36 @@
+"""What a table says of itself, asked by SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.destinations.lake.owner import Owner, is_owned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["is_table_owned", "properties_of"]
+
+_logger = structlog.get_logger(__name__)
+
+
+def properties_of(spark: SparkSession, identifier: str) -> dict[str, str]:
+    rows = spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
+    return {row["key"]: row["value"] for row in rows}
+
+
+def is_table_owned(spark: SparkSession, identifier: str, owner: Owner) -> bool:
+    """False too if it cannot be told."""
+    try:
+        properties = properties_of(spark, identifier)
+    except Exception as error:
+        # Somebody's table that is damaged must not stand in the way.
+        _logger.warning(
+            "it cannot be told whose a table is",
+            table=identifier,
+            error=str(error).strip().partition("\n")[0],
+        )
+        return False
+    return is_owned(owner, properties)
