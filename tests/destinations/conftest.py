@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,3 +42,33 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     return one_of_each(tmp_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Metastore:
+    folder: Path
+    options: Mapping[str, str]
+
+
+@pytest.fixture(scope="session")
+def metastore(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Metastore:
+    """Hive's, in this process: a catalog that keeps views, and renames tables.
+
+    One for all tests, which leave it empty: a process has but one, whatever they set. (JDBC's
+    catalog does both too, but not with Derby.)
+    """
+    folder = tmp_path_factory.mktemp("metastore")
+    jvm: Any = spark._jvm
+    jvm.System.setProperty("derby.stream.error.file", str(folder / "derby.log"))
+    options = {
+        "type": "hive",
+        "hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:{folder / 'derby'};create=true",
+        "hadoop.datanucleus.schema.autoCreateAll": "true",
+        "hadoop.datanucleus.connectionPoolingType": "NONE",
+        "hadoop.hive.metastore.schema.verification": "false",
+        "hadoop.iceberg.engine.hive.lock-enabled": "false",
+        "hadoop.hive.metastore.warehouse.dir": str(folder / "warehouse"),
+        # Else Hive compares a table's new columns to those that were in their places.
+        "hadoop.hive.metastore.disallow.incompatible.col.type.changes": "false",
+    }
+    return Metastore(folder, options)

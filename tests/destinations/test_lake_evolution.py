@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.destinations.conftest import OWNER
+from tests.destinations.conftest import OWNER, Metastore
 from tests.destinations.reference import (
     Inexact,
     Row,
@@ -594,22 +594,10 @@ def test_tables_in_folders_have_the_names_of_these(evolving: MakeEvolving) -> No
 
 
 @pytest.mark.parametrize("way", ["sql"], indirect=True)
-def test_a_table_gets_another_name(spark: SparkSession, tmp_path: Path) -> None:
-    spark._jvm.System.setProperty(  # type: ignore[union-attr]
-        "derby.stream.error.file", str(tmp_path / "derby.log")
-    )
-    # Hive's metastore in this process. (JDBC's catalog renames too, but not with Derby.)
-    place = f"jdbc:derby:{tmp_path / 'metastore'};create=true"
-    options = {
-        "type": "hive",
-        "hadoop.javax.jdo.option.ConnectionURL": place,
-        "hadoop.datanucleus.schema.autoCreateAll": "true",
-        "hadoop.datanucleus.connectionPoolingType": "NONE",
-        "hadoop.hive.metastore.schema.verification": "false",
-        "hadoop.iceberg.engine.hive.lock-enabled": "false",
-        "hadoop.hive.metastore.warehouse.dir": str(tmp_path / "warehouse"),
-    }
-    warehouse = tmp_path / "warehouse"
+def test_a_table_gets_another_name(
+    spark: SparkSession, metastore: Metastore, tmp_path: Path
+) -> None:
+    warehouse, options = metastore.folder / "warehouse", metastore.options
     destination = iceberg_lake(spark, warehouse, OWNER, options)
     session = reading_session(spark, warehouse, options)
     source = Source(ABC, tmp_path)
@@ -638,4 +626,5 @@ def test_a_table_gets_another_name(spark: SparkSession, tmp_path: Path) -> None:
     assert len(folders) == 2
     destination.drop_table(ABC)
     assert_same(stored_rows(session, renamed), source.rows)
+    destination.drop_table(renamed)
     destination.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from tests.destinations.conftest import OWNER
+from tests.destinations.conftest import OWNER, Metastore
 from tests.destinations.reference import (
     Inexact,
     Row,
@@ -115,34 +115,8 @@ class Lake:
 MakeLake = Callable[..., Lake]
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    folder: Path
-    options: Mapping[str, str]
-
-
-@pytest.fixture(scope="module")
-def metastore(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    """Hive's, in this process: a catalog that keeps views, and renames tables."""
-    folder = tmp_path_factory.mktemp("metastore")
-    jvm: Any = spark._jvm
-    jvm.System.setProperty("derby.stream.error.file", str(folder / "derby.log"))
-    options = {
-        "type": "hive",
-        "hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:{folder / 'derby'};create=true",
-        "hadoop.datanucleus.schema.autoCreateAll": "true",
-        "hadoop.datanucleus.connectionPoolingType": "NONE",
-        "hadoop.hive.metastore.schema.verification": "false",
-        "hadoop.iceberg.engine.hive.lock-enabled": "false",
-        "hadoop.hive.metastore.warehouse.dir": str(folder / "warehouse"),
-        # Else Hive compares a table's new columns to those that were in their places.
-        "hadoop.hive.metastore.disallow.incompatible.col.type.changes": "false",
-    }
-    return Catalog(folder, options)
-
-
 @pytest.fixture
-def make_kept(spark: SparkSession, metastore: Catalog) -> Iterator[MakeLake]:
+def make_kept(spark: SparkSession, metastore: Metastore) -> Iterator[MakeLake]:
     """For tables in that catalog, which are gone after the test."""
     made = []
 

@@ -30,6 +30,7 @@ NAMES = [
     "table_copy_ranges_total",
     "status_updates_total",
     "slot_invalidations_total",
+    "ddl_schema_changes_total",
     "worker_errors_total",
     "memory_backpressure",
     "tables_total",

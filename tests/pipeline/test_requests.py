@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class SwappingShelf(PositionedShelf):
             if shadow.name in self.tables:
                 self.tables[table.name] = self.tables.pop(shadow.name)
                 self.positions[table.name] = self.positions.pop(shadow.name)
+                self.forms[table.name] = replace(self.forms.pop(shadow.name), name=table.name)
 
 
 class Breakable:
