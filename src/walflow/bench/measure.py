@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def compare(
 
 
 def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) -> None:
-    comparisons = list(comparisons)
+    """A table of all of them; each is told as soon as it is measured, on stderr."""
+    comparisons = [_told(one) for one in comparisons]
     references = ", ".join(sorted({one.reference for one in comparisons}))
     table = Table(
         title=f"walflow against {references}: medians; CPU in seconds per million rows",
@@ -139,6 +141,15 @@ def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) 
     if as_json:
         for one in comparisons:
             print(one.to_json())
+
+
+def _told(one: Comparison) -> Comparison:
+    print(
+        f"{one.name}: {one.wall:.2f} s, {one.reference} {one.reference_wall:.2f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return one
 
 
 def _cpu() -> float:
