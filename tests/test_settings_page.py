@@ -1,4 +1,4 @@
-"""docs/settings.md is what the model says."""
+"""docs/reference/settings.md is what the model says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from walflow.config import Settings, load_settings
 from walflow.config.keys import field_at, keys_of
 from walflow.config.reference import settings_page
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
 
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page(), (
-        "run: .venv/bin/python -m walflow.config.reference > docs/settings.md"
+        "run: .venv/bin/python -m walflow.config.reference > docs/reference/settings.md"
     )
 
 

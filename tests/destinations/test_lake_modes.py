@@ -153,7 +153,7 @@ def _tell(told: Told, story: Story, every: int) -> list[Events]:
 
 
 AS_OF = {"history": "WITH until AS", "scd2": "-- as of a time"}
-"""What the queries for the state at a time begin with, in docs/modes.md."""
+"""What the queries for the state at a time begin with, in docs/reference/modes.md."""
 
 
 def _as_of(told: Told, time: datetime.datetime) -> list[Row]:

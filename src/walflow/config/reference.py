@@ -19,7 +19,7 @@ __all__ = ["settings_page"]
 _INTRODUCTION = """\
 # Settings
 
-<!-- Made by `python -m walflow.config.reference > docs/settings.md`; a test compares. -->
+<!-- Made by `python -m walflow.config.reference > docs/reference/settings.md`; a test compares. -->
 
 A setting can be said in three places. What the command line says wins over the environment, and
 that over the file.

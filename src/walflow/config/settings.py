@@ -1,7 +1,7 @@
 """The settings of a pipeline, section by section.
 
 Secrets are ``SecretStr``: they never print, and ``redacted`` shows a URI without them.
-``docs/settings.md`` is made of what stands here.
+``docs/reference/settings.md`` is made of what stands here.
 """
 
 from __future__ import annotations
