@@ -18,8 +18,8 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "AdoptsFiles ChangesTables Destination DropsTables Events FormerChanges KeepsProgress "
-        "ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup SwapsTables "
+        "AdoptsFiles ChangesTables Checked Destination DropsTables Events FormerChanges "
+        "KeepsProgress ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup SwapsTables "
         "TableChanges TableProgress TablesFailed"
     ),
     "walflow.errors": (

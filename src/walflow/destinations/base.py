@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdoptsFiles",
     "ChangesTables",
+    "Checked",
     "Destination",
     "DropsTables",
     "Events",
@@ -182,6 +183,16 @@ class Startup(Protocol):
 class Shutdown(Protocol):
     def shutdown(self) -> None:
         """Called once after all else, also after errors."""
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Can be tried out before a pipeline is started: what `walflow check` asks for."""
+
+    def check_writable(self) -> None:
+        """Make a scratch table under a name that no table has, write to it, and remove it and all
+        else that was made for it, also if this fails midway. Touches nothing that is there.
+        DestinationError, with what to do, if tables cannot be written. Takes seconds at most."""
 
 
 @runtime_checkable
