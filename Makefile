@@ -68,7 +68,7 @@ LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --quiet \
 	--no-emit-index-url --no-emit-find-links
 lock: $(STAMP) ## Renew the lock files from pyproject.toml (ARGS="--upgrade" or "--upgrade-package x")
 	@export UV_CUSTOM_COMPILE_COMMAND='make lock' && \
-	$(BIN)/uv pip compile $(LOCK_OPTIONS) $(ARGS) --all-extras --group build \
+	$(BIN)/uv pip compile $(LOCK_OPTIONS) $(ARGS) --all-extras --group build --group docs \
 	  pyproject.toml -o requirements.lock && \
 	$(BIN)/uv pip compile $(LOCK_OPTIONS) --group build -c requirements.lock \
 	  -o requirements-build.lock && \
