@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -70,6 +71,11 @@ class DeltaFormat:
 
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         """It is a folder, which the first table makes."""
+
+    def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
+        # Something else may be in it, or it is gone.
+        with contextlib.suppress(OSError):
+            self._folder(name).parent.rmdir()
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         stored = look_at_table(spark, self._folder(name))

@@ -24,6 +24,7 @@ from walflow.destinations.iceberg.tables import (
     alter_table,
     catalog_conf,
     create_table,
+    drop_namespace,
     drop_table,
     look_at_table,
     make_namespace,
@@ -86,6 +87,9 @@ class IcebergFormat:
 
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         make_namespace(spark, name)
+
+    def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
+        drop_namespace(spark, name)
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         bridge = self._bridge(spark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import Stored
@@ -26,6 +26,7 @@ __all__ = [
     "alter_table",
     "catalog_conf",
     "create_table",
+    "drop_namespace",
     "drop_table",
     "look_at_table",
     "make_namespace",
@@ -94,6 +95,13 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
 def make_namespace(spark: SparkSession, name: TableName) -> None:
     """Make the namespace that the table is to be in, unless it is there: some catalogs insist."""
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
+
+
+def drop_namespace(spark: SparkSession, name: TableName) -> None:
+    """Remove the namespace that the table was in. It stays if something is in it, or if we may not
+    remove it, which is no reason to fail: it is empty, and the next table needs it again."""
+    with suppress(Exception):
+        spark.sql(f"DROP NAMESPACE IF EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
 
 
 def create_table(spark: SparkSession, form: StoredForm, owner: Owner) -> None:

@@ -45,6 +45,7 @@ from walflow.destinations.lake.recopying import (
 )
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
+from walflow.destinations.lake.trying import scratch_name, try_out
 from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
 from walflow.evolution import Evolution, NotFollowed
@@ -100,6 +101,13 @@ class LakeDestination:
     def shutdown(self) -> None:
         self._pool.shutdown()
         self._sessions.close()
+
+    def check_writable(self) -> None:
+        """See Checked. With a row in a table of its own, in the namespace of what walflow keeps
+        for itself."""
+        name = scratch_name()
+        with self._session(name) as spark:
+            try_out(spark, self._format, name, self._owner)
 
     # Copies.
 

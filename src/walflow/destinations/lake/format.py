@@ -119,6 +119,9 @@ class LakeFormat(Protocol):
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         """Make what the table is to be in, unless it is there."""
 
+    def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
+        """Remove what the table was in, unless something else is in it."""
+
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         """None when there is no such table, or it is a view. Must be quick: it is asked at each
         start."""
