@@ -12,7 +12,12 @@ from rich.console import Console
 
 from walflow.cli.progress import Meter, Progress, TableProgress
 from walflow.cli.showing import Watcher
-from walflow.cli.units import (
+from walflow.cli.view import View
+from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.status import PipelineStatus
+from walflow.pipeline.tables import TableState
+from walflow.states import RetryKind, RetryPolicy, TableError
+from walflow.units import (
     human_age,
     human_bytes,
     human_count,
@@ -20,11 +25,6 @@ from walflow.cli.units import (
     human_seconds,
     iso_time,
 )
-from walflow.cli.view import View
-from walflow.model import Lsn, Phase, TableName, TableSchema
-from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.tables import TableState
-from walflow.states import RetryKind, RetryPolicy, TableError
 
 
 def table(name: str, phase: Phase, **known: object) -> TableProgress:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from walflow.cli.units import human_age, iso_time
 from walflow.model import TableName
 from walflow.pasting import command_for, with_options
 from walflow.redaction import redacted
 from walflow.states import RetryKind, TableError
+from walflow.units import human_age, iso_time
 
 __all__ = ["Advice", "advise"]
 

@@ -179,7 +179,7 @@ def _written(picture: KeptPicture) -> str:
 
 
 def _iso(moment: datetime) -> str:
-    from walflow.cli.units import iso_time
+    from walflow.units import iso_time
 
     return iso_time(moment.timestamp())
 

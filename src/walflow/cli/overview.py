@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from walflow.cli.units import iso_time
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
 from walflow.states import RetryKind, TableError, TableReplicationState
 from walflow.stores.base import Lease, Report, Request, Store
+from walflow.units import iso_time
 
 __all__ = ["Overview", "TableOverview", "read_overview"]
 

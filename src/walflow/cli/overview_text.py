@@ -12,7 +12,7 @@ from rich.text import Text
 from walflow.cli.advice import advise
 from walflow.cli.overview import Overview, TableOverview
 from walflow.cli.styles import PHASE_STYLES
-from walflow.cli.units import human_age, human_bytes, human_count, human_seconds
+from walflow.units import human_age, human_bytes, human_count, human_seconds
 
 __all__ = ["print_overview"]
 

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from walflow.cli.advice import advise
 from walflow.cli.progress import Meter, Progress, TableProgress
-from walflow.cli.units import iso_time
 from walflow.cli.view import View
 from walflow.observe import logs
 from walflow.pipeline.pipeline import Pipeline
+from walflow.units import iso_time
 
 __all__ = ["Shown", "Watcher"]
 

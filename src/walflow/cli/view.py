@@ -17,9 +17,9 @@ from rich.text import Text
 from walflow.cli.advice import advise
 from walflow.cli.progress import Progress, TableProgress
 from walflow.cli.styles import PHASE_STYLES
-from walflow.cli.units import human_bytes, human_count, human_rate, human_seconds
 from walflow.model import Phase, TableName
 from walflow.pasting import with_options
+from walflow.units import human_bytes, human_count, human_rate, human_seconds
 
 __all__ = ["View"]
 

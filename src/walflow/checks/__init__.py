@@ -1,0 +1,1 @@
+"""What could go wrong, tried out before a pipeline is started."""
