@@ -13,8 +13,10 @@ import walflow
 NAMES = {
     "walflow": "Pipeline Settings load_settings",
     "walflow.config": (
-        "ApplySettings CopySettings DestinationSettings LogSettings MaintenanceSettings "
+        "ApplySettings BatchSettings CopySettings DestinationSettings LogSettings "
+        "MaintenanceSettings "
         "MappingSettings Settings SourceSettings SparkSettings StoreSettings TableSettings "
+        "TablesSettings TlsSettings "
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
@@ -23,7 +25,7 @@ NAMES = {
         "TableChanges TableProgress TablesFailed"
     ),
     "walflow.errors": (
-        "AuthenticationFailed BadUri CannotConnect ConfigError ConnectionLost "
+        "AuthenticationFailed BadUri CannotConnect CheckFailed ConfigError ConnectionLost "
         "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "
         "JarsMissing JavaMissing LeaseLost LogDamaged LogError LogForeign LogInUse "
         "MappingConflict NoFreeSender NoFreeSlot NoPicture NoReplicaIdentity NoReplicationRight "

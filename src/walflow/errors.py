@@ -14,6 +14,7 @@ __all__ = [
     "AuthenticationFailed",
     "BadUri",
     "CannotConnect",
+    "CheckFailed",
     "ConfigError",
     "ConnectionLost",
     "DestinationError",
@@ -460,6 +461,16 @@ class PictureGone(WalflowError):
 
     kind = ErrorKind.RESULT
     exit_code = 82
+
+
+class CheckFailed(WalflowError):
+    """Something that was checked is not as it should be (check --strict: a warning).
+
+    An error that has a class of its own gives the check's exit code instead.
+    """
+
+    kind = ErrorKind.RESULT
+    exit_code = 83
 
 
 class NotEqual(WalflowError):

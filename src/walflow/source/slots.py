@@ -12,9 +12,11 @@ from walflow.model import Lsn
 from walflow.source.connection import Session, source_errors
 
 __all__ = [
+    "Retention",
     "SlotState",
     "check_slot",
     "drop_slot",
+    "read_retention",
     "read_slot",
     "require_failover",
     "slot_loss",
@@ -84,6 +86,33 @@ def read_slot(connection: Session, name: str) -> SlotState:
         invalidation=invalidation,
         failover=kept_by_standbys,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What decides how long Postgres keeps slots that nobody reads."""
+
+    keep_bytes: int | None
+    """Of log, at most; None: as much as there is."""
+    idle_seconds: float
+    """0: however long (Postgres 18 and newer can have another)."""
+    standbys: int
+    """Physical slots, which standbys have."""
+    synchronized_slots: str
+    """Those which no slot with failover gets ahead of (Postgres 17 and newer)."""
+
+
+@source_errors("read how long slots are kept")
+def read_retention(connection: Session) -> Retention:
+    row = connection.execute(
+        "SELECT pg_size_bytes(nullif(current_setting('max_slot_wal_keep_size'), '-1')),"
+        "       extract(epoch FROM coalesce("
+        "         current_setting('idle_replication_slot_timeout', true), '0')::interval)::float8,"
+        "       (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'physical'),"
+        "       coalesce(current_setting('synchronized_standby_slots', true), '')"
+    ).fetchone()
+    assert row is not None
+    return Retention(*row)
 
 
 def require_failover(server_version: int) -> None:
