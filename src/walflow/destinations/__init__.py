@@ -15,6 +15,8 @@ from walflow.destinations.base import Destination, Shutdown, Startup
 from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
+from walflow.plugins import PYTHON, installed, load_object, made
+from walflow.redaction import redacted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,7 @@ __all__ = ["OpenDestination", "open_destination", "warehouse_of"]
 
 _KNOWN = ("iceberg", "delta")
 """Formats of a lake, as URIs name them."""
+_GROUP = "walflow.destinations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ def warehouse_of(uri: str) -> Path:
     """The folder that a lake's URI names."""
     parts = urlsplit(uri)
     if parts.scheme not in _KNOWN:
-        raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(_KNOWN)}).")
+        known = (*_KNOWN, "http", "https", PYTHON)
+        raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(known)}).")
     if parts.netloc or parts.query or parts.fragment or not parts.path:
         raise BadUri(
             f"The destination {uri!r} does not name a folder: three slashes, then the path.",
@@ -77,6 +81,11 @@ def open_destination(
     ``warm_up`` the first writes take seconds. With ``debug``, what the JVM logs reaches the
     terminal.
     """
+    if (own := _not_a_lake(settings)) is not None:
+        from walflow.spark.session import make_session
+
+        session = spark or make_session(settings.spark, [], {}, debug=debug)
+        return OpenDestination(own, session, owns_spark=spark is None)
     warehouse = warehouse_of(settings.destination.uri)
     _check_writable(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
@@ -108,6 +117,37 @@ def open_destination(
             target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
         ).start()
     return OpenDestination(destination, spark, owns_spark)
+
+
+def _not_a_lake(settings: Settings) -> Destination | None:
+    """The destination that the URI names, unless that is a lake's."""
+    uri, options = settings.destination.uri, settings.destination.options
+    kind = urlsplit(uri).scheme
+    if kind in ("http", "https"):
+        from walflow.destinations.http import HttpDestination, HttpOptions
+
+        return HttpDestination(uri, HttpOptions.parse(options))
+    if kind in _KNOWN:
+        return None
+    if kind == PYTHON:
+        found = made(load_object(uri), "The destination", options=options)
+    else:
+        factory = installed(_GROUP, kind)
+        if factory is None:
+            return None
+        found = made(factory, "The destination", uri, options=options)
+    if not isinstance(found, Destination):
+        raise ConfigError(
+            f"What {redacted(uri)} names is not a destination: {type(found).__name__} lacks "
+            f"{', '.join(_lacking(found))}.",
+            hint="walflow.destinations.rowwise.RowwiseDestination is a base to begin with.",
+        )
+    return found
+
+
+def _lacking(found: object) -> list[str]:
+    wanted = ("name", "truncate_table", "write_table_rows", "write_events")
+    return [name for name in wanted if not hasattr(found, name)]
 
 
 def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, Package]:

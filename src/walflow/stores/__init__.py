@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from walflow.errors import BadUri
+from walflow.errors import BadUri, ConfigError
+from walflow.plugins import PYTHON, installed, load_object, made
 from walflow.stores.base import Store
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ __all__ = ["STATE_FILE", "open_store", "state_file"]
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
 
-_KNOWN = ("sqlite", "postgresql", "postgres", "redis", "rediss", "unix", "memory")
+_KNOWN = ("sqlite", "postgresql", "postgres", "redis", "rediss", "unix", "memory", PYTHON)
+_GROUP = "walflow.stores"
 _HINT = (
     "Known are sqlite:///file (sqlite:////absolute/path/of/the/file), "
     "postgresql://user:password@host:port/database, redis://host:port/0, rediss://…, "
-    "unix:///path/of/the/socket and memory: (forgotten when the process ends)."
+    "unix:///path/of/the/socket, memory: (forgotten when the process ends) and "
+    "python:module:Class (your own)."
 )
 
 
@@ -45,10 +48,29 @@ def open_store(settings: Settings) -> Store:
             from walflow.stores.memory import MemoryStore
 
             return MemoryStore(settings.name)
+    if (own := _own_store(uri, settings)) is not None:
+        return own
     # Only what looks like the beginning of a URI is shown: the rest may be a secret.
     kind = re.match(r"([a-z][a-z0-9+]{0,20})://", uri)
     shown = f"{kind[1]}://…" if kind else "in store.uri"
     raise BadUri(f"The store {shown} is of no known kind (known: {', '.join(_KNOWN)}).", hint=_HINT)
+
+
+def _own_store(uri: str, settings: Settings) -> Store | None:
+    """A store of the user's, for the pipeline of that name."""
+    kind = uri.partition(":")[0]
+    if kind == PYTHON:
+        store = made(load_object(uri), "The store", settings.name, options={})
+    elif (factory := installed(_GROUP, kind)) is not None:
+        store = made(factory, "The store", settings.name, uri, options={})
+    else:
+        return None
+    if not isinstance(store, Store):
+        raise ConfigError(
+            f"What store.uri names is not a store: {type(store).__name__} lacks some of its calls.",
+            hint="walflow.testing.stores.StoreContract tells which.",
+        )
+    return store
 
 
 def state_file(settings: Settings) -> Path | None:

@@ -1,0 +1,74 @@
+"""A base for destinations that take Arrow batches instead of Spark's DataFrames."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.model import TableName, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["ArrowDestination"]
+
+
+class ArrowDestination(ABC):
+    """Give a ``name`` and three methods; what comes from Spark is streamed to them in batches.
+
+    The batches of a table come one after the other, those of several tables at the same time.
+    """
+
+    name: str
+    batch_rows: int = 1000
+    """How many rows, or changes, a batch has at most."""
+
+    @abstractmethod
+    def truncate_table(self, table: TableSchema) -> None:
+        """Make the table empty before a copy; it may not exist yet. Repeats safely."""
+
+    @abstractmethod
+    def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
+        """Append rows of the copy, in no order: the table's columns, and ``_exact`` if some need
+        it. A table without rows gets one batch without rows, which makes the table."""
+
+    @abstractmethod
+    def write_change_batch(self, table: TableSchema, changes: pa.RecordBatch) -> None:
+        """Apply changes, which are in their order, with the columns of ``TableChanges.changes``.
+
+        All of a round come again if a part of it failed, or if nobody heard that it succeeded.
+        (``_lsn``, ``_seq``) tells a change that was there before.
+        """
+
+    def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
+        from walflow.spark.batches import arrow_batches
+
+        for batch in arrow_batches(rows, self.batch_rows):
+            self.write_row_batch(table, batch)
+
+    def write_events(self, events: Events) -> None:
+        if len(events.tables) == 1:
+            self._write_changes(events.tables[0])
+            return
+        failures: dict[TableName, Exception] = {}
+        for changes in events.tables:
+            try:
+                self._write_changes(changes)
+            except Exception as error:  # told of below, with its table
+                failures[changes.schema.name] = error
+        if failures:
+            raise TablesFailed(failures)
+
+    def _write_changes(self, changes: TableChanges) -> None:
+        from walflow.spark.batches import arrow_batches
+
+        for batch in arrow_batches(
+            changes.changes,
+            self.batch_rows,
+            order=("_lsn", "_seq"),
+            at_most=changes.stats.rows,
+        ):
+            if batch.num_rows:
+                self.write_change_batch(changes.schema, batch)

@@ -1,0 +1,150 @@
+"""A base for destinations that take rows and changes as Python objects: the quickest to write.
+
+    class Webhook(RowwiseDestination):
+        name = "webhook"
+
+        def truncate_table(self, table): ...
+        def insert_rows(self, table, rows): ...
+        def apply_changes(self, table, changes): ...
+
+Values are ``None``, ``bool``, ``int``, ``float``, ``Decimal``, ``str``, ``bytes``, ``date``,
+``datetime`` (with UTC as their zone for ``timestamp``, without one for ``timestamp_ntz``), and
+lists of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from walflow.destinations.arrow import ArrowDestination
+from walflow.model import OLD_EXACT, ChangeType, Lsn, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Change", "Delete", "Insert", "Row", "RowwiseDestination", "Truncate", "Update"]
+
+Row = Mapping[str, Any]
+"""Values by column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    lsn: Lsn
+    """The place of the commit in Postgres's log."""
+    seq: int
+    """The number of the change in its transaction."""
+    timestamp: datetime.datetime
+    """When the transaction was committed."""
+    xid: int
+
+    @property
+    def order(self) -> tuple[Lsn, int]:
+        """Unique for a table, greater for what came later, and the same in every replay."""
+        return self.lsn, self.seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insert(_Change):
+    row: Row
+    unchanged: frozenset[str] = frozenset()
+    """Columns that Postgres did not send: it has happened that an update makes a row one of the
+    published ones, while large values of it stay as they were."""
+    exact: Mapping[str, str] = field(default_factory=dict)
+    """By column, Postgres's own text of values that the column's type cannot hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(_Change):
+    row: Row
+    """The new row, without the columns in ``unchanged``."""
+    old: Row
+    """By what the row is found as it was: its key, or, if the table has none, all columns."""
+    unchanged: frozenset[str] = frozenset()
+    """Large values that stay as they were, and that Postgres therefore did not send."""
+    exact: Mapping[str, str] = field(default_factory=dict)
+    old_exact: Mapping[str, str] = field(default_factory=dict)
+    """The texts of values in ``old``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete(_Change):
+    old: Row
+    """By what the row is found: its key, or, if the table has none, all columns."""
+    old_exact: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncate(_Change):
+    """The table was emptied."""
+
+
+Change = Insert | Update | Delete | Truncate
+
+
+class RowwiseDestination(ArrowDestination):
+    """Give a ``name`` and three methods: this one's two, and ``truncate_table``."""
+
+    @abstractmethod
+    def insert_rows(self, table: TableSchema, rows: Sequence[Row]) -> None:
+        """Append rows of the copy, in no order. No rows make the table."""
+
+    @abstractmethod
+    def apply_changes(self, table: TableSchema, changes: Sequence[Change]) -> None:
+        """Apply changes, which are in their order. All of a round come again if a part of it
+        failed, or if nobody heard that it succeeded: ``change.order`` tells what was there
+        before."""
+
+    def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
+        names = table.column_names
+        self.insert_rows(table, rows.select(names).to_pylist(maps_as_pydicts="strict"))
+
+    def write_change_batch(self, table: TableSchema, changes: pa.RecordBatch) -> None:
+        self.apply_changes(table, list(_typed(table, changes)))
+
+
+def _typed(table: TableSchema, batch: pa.RecordBatch) -> Iterator[Change]:
+    names = table.column_names
+    identity = [column.name for column in table.identity_columns]
+    for told in batch.to_pylist(maps_as_pydicts="strict"):
+        about: dict[str, Any] = {
+            "lsn": Lsn(told["_lsn"]),
+            "seq": told["_seq"],
+            "timestamp": told["_timestamp"],
+            "xid": told["_xid"],
+        }
+        unchanged = frozenset(told["_unchanged"] or ())
+        texts: dict[str, str] = told["_exact"] or {}
+        exact = {name: text for name, text in texts.items() if not name.startswith(OLD_EXACT)}
+        row = {name: told[name] for name in names if name not in unchanged}
+        match ChangeType(told["_change_type"]):
+            case ChangeType.INSERT:
+                yield Insert(**about, row=row, unchanged=unchanged, exact=exact)
+            case ChangeType.UPDATE:
+                old = told["_old"]
+                old_exact = {
+                    name.removeprefix(OLD_EXACT): text
+                    for name, text in texts.items()
+                    if name.startswith(OLD_EXACT)
+                }
+                if old is None:
+                    # The row is found by what it still has.
+                    old = {name: told[name] for name in identity}
+                    old_exact = {name: exact[name] for name in identity if name in exact}
+                yield Update(
+                    **about,
+                    row=row,
+                    old=old,
+                    unchanged=unchanged,
+                    exact=exact,
+                    old_exact=old_exact,
+                )
+            case ChangeType.DELETE:
+                old = {name: told[name] for name in identity}
+                yield Delete(**about, old=old, old_exact=exact)
+            case ChangeType.TRUNCATE:
+                yield Truncate(**about)
