@@ -49,12 +49,12 @@ class TestLayers:
     def test_environment_wins_over_the_file_and_the_command_line_over_both(
         self, tmp_path: Path
     ) -> None:
-        text = "name: a\nlog: {fill_ms: 1, max_bytes: 10, file_bytes: 100}"
-        environment = {"WALFLOW_LOG__FILL_MS": "2", "WALFLOW_LOG__MAX_BYTES": "20"}
-        settings = load(tmp_path, text, environment, {**REQUIRED, "log": {"fill_ms": 3}})
+        text = "name: a\nbatch: {max_fill_ms: 1, max_size: 10}\nlog: {file_bytes: 100}"
+        environment = {"WALFLOW_BATCH__MAX_FILL_MS": "2", "WALFLOW_BATCH__MAX_SIZE": "20"}
+        settings = load(tmp_path, text, environment, {**REQUIRED, "batch": {"max_fill_ms": 3}})
         assert settings.name == "a"
-        assert settings.log.fill_ms == 3
-        assert settings.log.max_bytes == 20
+        assert settings.batch.max_fill_ms == 3
+        assert settings.batch.max_size == 20
         assert settings.log.file_bytes == 100
 
     def test_the_real_environment_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,12 +82,12 @@ class TestLayers:
 
     def test_lists_and_mappings_as_text(self, tmp_path: Path) -> None:
         environment = {
-            "WALFLOW_SOURCE__TABLES": "shop.orders, shop.items",
+            "WALFLOW_TABLES__INCLUDE": "shop.orders, shop.it*",
             "WALFLOW_SPARK__CONF": '{"spark.ui.enabled": "false"}',
             "WALFLOW_DESTINATION__OPTIONS__WAREHOUSE": "w",
         }
         settings = load(tmp_path, "", environment)
-        assert settings.source.tables == ("shop.orders", "shop.items")
+        assert settings.tables.include == ("shop.orders", "shop.it*")
         assert settings.spark.conf == {"spark.ui.enabled": "false"}
         assert settings.destination.options == {"warehouse": "w"}
 
@@ -123,7 +123,21 @@ class TestProblems:
         ("text", "expected"),
         [
             ("sorce: {uri: hunter2}", "sorce (file {}): is not a setting; did you mean source?"),
-            ("log: {fil_ms: 1}", "log.fil_ms (file {}): is not a setting; did you mean log.fill_"),
+            (
+                "log: {max_byte: 1}",
+                "log.max_byte (file {}): is not a setting; did you mean log.max_bytes?",
+            ),
+            ("log: {fill_ms: 1}", "log.fill_ms (file {}): is now batch.max_fill_ms"),
+            ("source: {tables: [a.b]}", "source.tables (file {}): is now tables.include"),
+            (
+                "source: {tls: {mod: require}}",
+                "source.tls.mod (file {}): is not a setting; did you mean source.tls.mode?",
+            ),
+            ("root_certificate: x", "is not a setting; did you mean source.tls.root_certificate?"),
+            (
+                "tables: {includes: [a.b]}",
+                "tables.includes (file {}): is not a setting; did you mean tables.include?",
+            ),
             ("publication: p", "is not a setting; did you mean source.publication?"),
             ("copying: {}", "is not a setting; did you mean copy?"),
             (
@@ -169,6 +183,11 @@ class TestProblems:
                 "apply: {tables: {public.a.b: hunter2}}",
                 "apply.tables.public.a.b (file {}): must be a section with mode, freshness",
             ),
+            ("tables: [public.a]", "tables (file {}): must be a section with include, exclude"),
+            ("tables: {exclude: [audit]}", "tables.exclude.0 (file {}): a pattern has a schema"),
+            ("tables: {include: [a.b, {c: d}]}", "tables.include.1 (file {}): "),
+            ("batch: {max_size: 0}", "batch.max_size (file {}): input should be greater than 0"),
+            ("source: {tls: {mode: on}}", "source.tls.mode (file {}): input should be 'disable'"),
             ("apply: {lsn_column: _TIMESTAMP}", "apply (file {}): change_type_column, lsn_column"),
         ],
     )
@@ -226,11 +245,11 @@ class TestProblems:
         assert "mapping.tables.x.b (environment): the destination's name" in message
 
     def test_the_layer_that_is_at_fault_is_named(self, tmp_path: Path) -> None:
-        message = problem(tmp_path, "log: {fill_ms: 1}", {"WALFLOW_LOG__FILL_MS": "x"})
-        assert "log.fill_ms (environment)" in message
+        message = problem(tmp_path, "batch: {max_size: 1}", {"WALFLOW_BATCH__MAX_SIZE": "x"})
+        assert "batch.max_size (environment)" in message
 
     def test_all_problems_at_once(self, tmp_path: Path) -> None:
-        message = problem(tmp_path, "log: {fill_ms: x, max_bytes: y}\nnaem: z")
+        message = problem(tmp_path, "log: {file_bytes: x, max_bytes: y}\nnaem: z")
         assert message.startswith("3 settings are missing or wrong:")
         assert len(message.splitlines()) == 4
 

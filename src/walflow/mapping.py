@@ -51,7 +51,7 @@ class NamedTables:
         for name in sorted(unused - self._told):
             meant = get_close_matches(name, names, n=1)
             _logger.warning(
-                f"{self._setting} names a table that is not published",
+                f"{self._setting} names a table that is not followed",
                 table=name,
                 hint=(f"Did you mean {meant[0]}? " if meant else "") + "Tables are named as in: "
                 "SELECT schemaname, tablename FROM pg_publication_tables;",

@@ -68,8 +68,8 @@ def test_a_destination_of_no_known_kind(room: Room, database: Database) -> None:
 
 
 def test_an_unknown_setting_names_the_one_that_was_meant(room: Room, database: Database) -> None:
-    message = refused(room, 2, database.uri, "--set", "log.fil_ms=100")
-    assert "did you mean log.fill_ms?" in message
+    message = refused(room, 2, database.uri, "--set", "batch.max_fil_ms=100")
+    assert "did you mean batch.max_fill_ms?" in message
 
 
 def test_settings_that_are_missing(room: Room) -> None:

@@ -18,7 +18,7 @@ from tests.destinations.reference import (
     make_schema,
     reading_session,
 )
-from walflow.config.settings import Mode
+from walflow.config.lake import Mode
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import EXACT, LakeDestination, Owner, TablePlan

@@ -14,7 +14,7 @@ from tests.destinations.modes import KEYLESS, OWNER, Lake, _as_in_models, begun
 from tests.destinations.reference import Row, Source, assert_same, make_schema
 from tests.destinations.test_delta_rounds import FOREVER, LAST_DAY, MakePair, make_pair
 from tests.destinations.test_lake_modes import _tell, copies_story
-from walflow.config.settings import Mode
+from walflow.config.lake import Mode
 from walflow.destinations.delta import DeltaFormat, table_folder
 from walflow.destinations.delta.commits import readable_commits
 from walflow.destinations.lake import LakeDestination, TablePlan

@@ -24,7 +24,7 @@ from tests.destinations.reference import (
     reading_session,
     stored_rows,
 )
-from walflow.config.settings import Mode
+from walflow.config.lake import Mode
 from walflow.destinations.base import ChangesTables, Events, FormerChanges, RenamesTables
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge

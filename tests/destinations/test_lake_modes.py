@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.destinations.modes import KEYED, KEYLESS, MODELS, Lake, Note, NotedSource, Told, begun
 from tests.destinations.reference import Inexact, Row, assert_same, make_schema
-from walflow.config.settings import Mode
+from walflow.config.lake import Mode
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg import table_identifier
 from walflow.destinations.lake import Metadata, TablePlan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.reference import Source, make_schema, reading_session
-from walflow.config.settings import Freshness
+from walflow.config.lake import Freshness
 from walflow.destinations.base import KeepsProgress, Picture, TableProgress
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner, TablePlan, Upkeep

@@ -43,6 +43,7 @@ class Capture:
         publication: str = "p",
         backlog_bytes: int = LIVE_ONLY,
         max_bytes: int = 1 << 40,
+        max_changes: int = 1_000_000,
         segment_bytes: int = 256 << 20,
         fill_seconds: float = 0.05,
     ) -> None:
@@ -63,6 +64,7 @@ class Capture:
             self.log,
             Decoder(self.describer.describe),
             pipeline,
+            max_changes=max_changes,
             fill_seconds=fill_seconds,
             segment_bytes=segment_bytes,
         )

@@ -215,7 +215,7 @@ class Killable:
         arguments = [
             *("run", "--json", "--name", "killed", "--slot", self.slot),
             *("--from", self.database.uri, "--to", f"iceberg://{self.lake}"),
-            *("--log", str(self.log), "--set", "log.fill_ms=50"),
+            *("--log", str(self.log), "--set", "batch.max_fill_ms=50"),
             # One connection reads eight ranges at a time.
             *("--set", "copy.range_bytes=60000", "--set", "max_copy_connections=1"),
             *("--set", "spark.driver_memory=1g"),

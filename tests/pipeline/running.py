@@ -36,7 +36,7 @@ def settings_for(
             "source.slot": f"slot_{database.name}",
             "destination.uri": f"iceberg://{folder}/lake",
             "log.folder": str(folder / log),
-            "log.fill_ms": 50,
+            "batch.max_fill_ms": 50,
             "table_error_retry_delay_ms": 200,
             **{name.replace("__", "."): value for name, value in overrides.items()},
         },

@@ -87,7 +87,7 @@ def test_a_pipeline_warns_at_its_start_and_when_the_publication_changes(
     with capture_logs() as logs:
 
         def warned(setting: str = "mapping.tables") -> list[str]:
-            told = f"{setting} names a table that is not published"
+            told = f"{setting} names a table that is not followed"
             return [entry["table"] for entry in logs if entry["event"] == told]
 
         with running(settings, spark, destination=PositionedShelf()):

@@ -296,7 +296,7 @@ def test_a_first_start_that_comes_to_nothing_leaves_nothing(
         store__uri=f"sqlite:///{tmp_path}/elsewhere.db",
         source__publication="made_by_us",
         source__create_publication=True,
-        source__tables="public.a, public.b",
+        tables__include="public.a, public.b",
     )
     # Stopped while the slot is waited for.
     pipeline = Pipeline(settings, spark=spark, destination=Shelf())

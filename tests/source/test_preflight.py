@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Database, ServerFactory
+from walflow.config import TablesSettings
 from walflow.errors import (
     ConfigError,
     NoFreeSender,
@@ -183,7 +184,8 @@ def test_a_publication_of_ours_must_not_break_the_application(any_database: Data
         "CREATE UNLOGGED TABLE scratch (id int)",
     )
     with connect(any_database.uri, application_name="t") as connection:
-        for tables in ((), ("shop.orders", 'shop."Odd ""Name"', "parts")):
+        for patterns in ((), ("shop.*", "public.parts")):
+            tables = TablesSettings(include=patterns)
             error = refusal(any_database.uri, create_publication=True, tables=tables)
             assert isinstance(error, NoReplicaIdentity)
             assert 'shop.Odd "Name' in error.message
@@ -192,7 +194,8 @@ def test_a_publication_of_ours_must_not_break_the_application(any_database: Data
             assert "orders" not in error.message
         with pytest.raises(NoReplicaIdentity):
             create_publication(connection, "walflow")
-        found = check(any_database.uri, create_publication=True, tables=("shop.orders",))
+        tables = TablesSettings(include=("shop.*",), exclude=("*.Odd*",))
+        found = check(any_database.uri, create_publication=True, tables=tables)
         assert found.publication is None
         assert found.tables == ()
         made = create_publication(connection, "walflow", found.create_tables)
@@ -203,13 +206,45 @@ def test_a_publication_of_ours_must_not_break_the_application(any_database: Data
         assert create_publication(connection, "everything").all_tables
 
 
-def test_names_of_tables_are_found_as_written_or_as_sql(any_database: Database) -> None:
-    any_database.execute('CREATE TABLE "Mixed" (id int PRIMARY KEY)', *TABLES[:2])
-    found = check(any_database.uri, create_publication=True, tables=("public.Mixed", "SHOP.Orders"))
-    assert [str(name) for name in found.create_tables] == ["public.Mixed", "shop.orders"]
-    error = refusal(any_database.uri, create_publication=True, tables=("shop.missing",))
-    assert isinstance(error, ConfigError)
-    assert "shop.missing" in error.message
+def test_patterns_choose_what_a_publication_is_made_of(any_database: Database) -> None:
+    any_database.execute(
+        'CREATE TABLE "Mixed" (id int PRIMARY KEY)',
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (9)",
+        *TABLES[:2],
+    )
+
+    def made_of(*include: str, exclude: tuple[str, ...] = ()) -> list[str]:
+        tables = TablesSettings(include=include, exclude=exclude)
+        found = check(any_database.uri, create_publication=True, tables=tables)
+        return [str(name) for name in found.create_tables]
+
+    assert made_of() == []
+    assert made_of("public.Mixed", "shop.o*") == ["public.Mixed", "shop.orders"]
+    assert made_of("public.*") == ["public.Mixed", "public.parts"]
+    assert made_of(exclude=("public.[Mm]*",)) == ["public.parts", "shop.orders"]
+    with pytest.raises(ConfigError, match=r"no table shop\.order in") as raised:
+        made_of("public.*", "shop.order")
+    assert "Did you mean shop.orders?" in raised.value.hint
+    for include in ("public.parts_1", "public.mixed", "nowhere.*"):
+        with pytest.raises(ConfigError):
+            made_of(include)
+
+
+def test_tables_that_are_not_chosen_need_nothing(any_database: Database) -> None:
+    any_database.execute(
+        *TABLES,
+        'CREATE TABLE hidden (id int PRIMARY KEY, "_lsn" int)',
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    uri = any_database.replicator(
+        "GRANT USAGE ON SCHEMA shop TO {role}", "GRANT SELECT ON shop.orders TO {role}"
+    )
+    found = check(uri, tables=TablesSettings(include=("shop.orders",)))
+    assert found.warnings == ()
+    assert [str(table.name) for table in found.tables] == ["shop.orders"]
+    (warning,) = check(uri, tables=TablesSettings(include=("nowhere.*",))).warnings
+    assert "no tables that tables.include and tables.exclude choose" in warning
 
 
 def test_a_role_that_may_not_create_the_publication_is_told_who_may(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from walflow.bench.made_up import MadeUpTable
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.config import SparkSettings
-from walflow.config.settings import Freshness
+from walflow.config.lake import Freshness
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner, TablePlan

@@ -12,7 +12,7 @@ from pathlib import Path
 from walflow.bench.measure import Comparison, Timing, compare, measured
 from walflow.bench.source_table import COLUMNS, ROW, read_to_nowhere, wal_end
 from walflow.changelog import ChangeLog, LogIdentity
-from walflow.config import LogSettings, TypeSettings
+from walflow.config import BatchSettings, LogSettings, TypeSettings
 from walflow.model import Lsn
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.describing import Describer
@@ -127,7 +127,7 @@ def _drain(
     server: EmbeddedPostgres, slot: str, folder: Path, changes: int, backlog_bytes: int
 ) -> None:
     """Read until every change is durable in the log."""
-    defaults = LogSettings()
+    defaults, batch = LogSettings(), BatchSettings()
     with server.connect() as connection:
         row = connection.execute(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
@@ -147,7 +147,8 @@ def _drain(
         log,
         Decoder(describer.describe),
         metrics,
-        fill_seconds=defaults.fill_ms / 1000,
+        max_changes=batch.max_size,
+        fill_seconds=batch.max_fill_ms / 1000,
         segment_bytes=defaults.segment_bytes,
     )
     source = Source(server.uri, slot, "bench", "walflow bench", backlog_bytes)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from walflow.bench.lake_pipeline import CopiedTable, copied_table
 from walflow.bench.measure import client_cpu
-from walflow.config.settings import Freshness
+from walflow.config.lake import Freshness
 from walflow.destinations import warehouse_of
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.model import Lsn, TableName

@@ -215,10 +215,11 @@ class ChangeLog:
         head = self._head
         return position >= head.start and head.retired.get(table, 0) <= position
 
-    def break_off(self, table: int) -> None:
-        """From here on not every change of the table is in the log: no position covers it."""
+    def break_off(self, table: int, since: Lsn = Lsn(0)) -> None:
+        """From here on not every change of the table is in the log: no position covers it, up to
+        ``since`` at least."""
         with self._retiring, disk_errors(self.folder):
-            retired = {**self._head.retired, table: Lsn(self._end + 1)}
+            retired = {**self._head.retired, table: Lsn(max(self._end, since) + 1)}
             head = replace(self._head, retired=retired)
             head.store(self.folder)
             self._head = head

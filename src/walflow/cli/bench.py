@@ -9,7 +9,7 @@ import click
 from walflow.cli.debugging import debug_option, is_debug
 
 if TYPE_CHECKING:
-    from walflow.config.settings import Freshness
+    from walflow.config.lake import Freshness
 
 __all__ = ["bench"]
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
 
 SETTINGS_EPILOG = (
-    "Every setting can also be in FILE (YAML) or in the environment (WALFLOW_LOG__FILL_MS=100)."
+    "Every setting can also be in FILE (YAML) or in the environment "
+    "(WALFLOW_BATCH__MAX_FILL_MS=100)."
 )
 
 _PATH = click.Path(path_type=Path)
@@ -150,5 +151,7 @@ def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any
 def _key_and_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise click.UsageError(f"--set takes KEY=VALUE, such as log.fill_ms=100, not {key!r}.")
+        raise click.UsageError(
+            f"--set takes KEY=VALUE, such as batch.max_fill_ms=100, not {key!r}."
+        )
     return key.strip(), value

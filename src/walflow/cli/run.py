@@ -34,8 +34,15 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
     "--table",
     "tables",
     multiple=True,
-    metavar="SCHEMA.TABLE",
-    help="For a publication that is made: these tables only. May be repeated.",
+    metavar="PATTERN",
+    help="Only tables like this, such as public.orders or 'public.*'. May be repeated.",
+)
+@click.option(
+    "--exclude-table",
+    "excluded",
+    multiple=True,
+    metavar="PATTERN",
+    help="No tables like this, such as '*.audit_*'. May be repeated.",
 )
 @click.option("--until-caught-up", is_flag=True, help="End when the lag is zero.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics here.")
@@ -48,7 +55,8 @@ def run(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     settings = chosen.settings(
         {
             "source.create_publication": True if given["create_publication"] else None,
-            "source.tables": given["tables"] or None,
+            "tables.include": given["tables"] or None,
+            "tables.exclude": given["excluded"] or None,
             "metrics_address": given["metrics"],
         }
     )

@@ -7,6 +7,7 @@ file. No form of them that prints shows a secret.
 from walflow.config.loading import load_settings
 from walflow.config.settings import (
     ApplySettings,
+    BatchSettings,
     CopySettings,
     DestinationSettings,
     LogSettings,
@@ -17,6 +18,8 @@ from walflow.config.settings import (
     SparkSettings,
     StoreSettings,
     TableSettings,
+    TablesSettings,
+    TlsSettings,
     TypeSettings,
 )
 from walflow.config.values import host_and_port
@@ -24,6 +27,7 @@ from walflow.redaction import redacted
 
 __all__ = [
     "ApplySettings",
+    "BatchSettings",
     "CopySettings",
     "DestinationSettings",
     "LogSettings",
@@ -34,6 +38,8 @@ __all__ = [
     "SparkSettings",
     "StoreSettings",
     "TableSettings",
+    "TablesSettings",
+    "TlsSettings",
     "TypeSettings",
     "host_and_port",
     "load_settings",

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from walflow.config.settings import Settings
 
-__all__ = ["ENVIRONMENT_PREFIX", "field_at", "keys_of", "section_at", "variable_of"]
+__all__ = ["ENVIRONMENT_PREFIX", "all_paths", "field_at", "keys_of", "section_at", "variable_of"]
 
 ENVIRONMENT_PREFIX = "WALFLOW_"
 
@@ -23,6 +23,16 @@ def keys_of(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
         is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
         keys[field.alias or name] = kind if is_section else None
     return keys
+
+
+def all_paths() -> list[tuple[str, ...]]:
+    """The paths of all settings and sections, outer ones first, but for those of single tables."""
+    found: list[tuple[str, ...]] = [()]
+    for path in found:
+        section = section_at(path)
+        if section is not None:
+            found += [(*path, key) for key in keys_of(section)]
+    return found[1:]
 
 
 def section_at(path: Iterable[str]) -> type[BaseModel] | None:

@@ -46,8 +46,8 @@ def load_settings(
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     raise ConfigError(
         "\n  ".join([f"{count} missing or wrong:", *problems]),
-        hint="A setting like log.fill_ms stands in the YAML file (log: {fill_ms: 100}), in the "
-        "environment (WALFLOW_LOG__FILL_MS=100) or on the command line, which wins.",
+        hint="A setting like batch.max_size stands in the YAML file (batch: {max_size: 100}), in "
+        "the environment (WALFLOW_BATCH__MAX_SIZE=100) or on the command line, which wins.",
     )
 
 
@@ -68,7 +68,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"The settings file {file} is not valid YAML{place}: "
             f"{getattr(error, 'problem', None) or 'it has characters that YAML forbids'}.",
-            hint="Quote values that have a colon, a # or a @ in them.",
+            hint="Quote values that have a colon, a # or a @ in them, or begin with a *.",
         ) from None
     if content is None:
         return {}

@@ -8,14 +8,16 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from walflow.config.keys import field_at, keys_of, section_at, variable_of
-from walflow.config.settings import Settings
+from walflow.config.keys import all_paths, field_at, keys_of, section_at, variable_of
 from walflow.redaction import redacted
 
 __all__ = ["described"]
 
 _OF_THE_KEY = "[key]"
 """With which pydantic ends the place of a problem that a mapping's key has, not its value."""
+
+_NOW = {"log.fill_ms": "batch.max_fill_ms", "source.tables": "tables.include"}
+"""Settings that have got another name."""
 
 
 def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) -> str:
@@ -31,6 +33,8 @@ def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) ->
     where = next((name for name, layer in layers.items() if _holds(layer, path)), None)
     place = f" ({where})" if where else ""
     if problem["type"] == "extra_forbidden":
+        if shown in _NOW:
+            return f"{shown}{place}: is now {_NOW[shown]}"
         closest = _closest(path)
         advice = f"; did you mean {closest}?" if closest else ""
         return f"{shown}{place}: is not a setting{advice}"
@@ -62,11 +66,6 @@ def _closest(path: list[str]) -> str | None:
     beside = get_close_matches(key, _known_at(parents), n=1)
     if beside:
         return ".".join([*parents, beside[0]])
-    places = {
-        name: f"{section}.{name}"
-        for section, model in keys_of(Settings).items()
-        if model is not None
-        for name in keys_of(model)
-    } | {name: name for name in keys_of(Settings)}
+    places = {path[-1]: ".".join(path) for path in reversed(all_paths())}
     elsewhere = get_close_matches(key, list(places), n=1, cutoff=0.8)
     return places[elsewhere[0]] if elsewhere else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,8 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from walflow.config.keys import field_at, keys_of, variable_of
-from walflow.config.settings import Settings
+from walflow.config.keys import field_at, keys_of, section_at, variable_of
 
 __all__ = ["settings_page"]
 
@@ -24,25 +24,27 @@ _INTRODUCTION = """\
 A setting can be said in three places. What the command line says wins over the environment, and
 that over the file.
 
-| where | `log.fill_ms` there |
+| where | `batch.max_fill_ms` there |
 |---|---|
-| command line | `walflow run --set log.fill_ms=100` |
-| environment | `WALFLOW_LOG__FILL_MS=100` |
-| file (`walflow run pipeline.yaml`) | `log: {fill_ms: 100}` |
+| command line | `walflow run --set batch.max_fill_ms=100` |
+| environment | `WALFLOW_BATCH__MAX_FILL_MS=100` |
+| file (`walflow run pipeline.yaml`) | `batch: {max_fill_ms: 100}` |
 
 ```yaml
 name: shop
 source:
   uri: postgresql://user:password@host/shop
-  tables: [public.orders, public.items]
   create_publication: true
 destination:
   uri: iceberg:///data/lake
+tables:
+  include: [public.*]
+  exclude: [public.audit_*]
 mapping:
   tables: {public.orders: sales.orders}
 ```
 
-On the command line and in the environment a list is written `public.orders, public.items`, and a
+On the command line and in the environment a list is written `public.orders, sales.*`, and a
 mapping as a JSON object: `{"public.orders": "sales.orders"}`. What is empty says nothing, and the
 default stands. Secrets, and passwords in URIs, are never shown or logged.
 """
@@ -52,16 +54,30 @@ _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 def settings_page() -> str:
     """All settings with variable, type, default and description, as Markdown."""
-    sections = {key: model for key, model in keys_of(Settings).items() if model is not None}
-    alone = [key for key in keys_of(Settings) if key not in sections]
-    lines = [_INTRODUCTION, "## Of the pipeline", "", *_table([[key] for key in alone])]
-    for section, model in sections.items():
-        lines += ["", f"## `{section}`", "", str(model.__doc__), ""]
-        lines += _table([[section, key] for key in keys_of(model)])
+    lines = [_INTRODUCTION, "## Of the pipeline", "", *_table(())]
+    for path in _sections(()):
+        section = section_at(path)
+        assert section is not None
+        lines += ["", f"## `{'.'.join(path)}`", "", cleandoc(str(section.__doc__)), ""]
+        lines += _table(path)
     return "\n".join(lines) + "\n"
 
 
-def _table(paths: list[list[str]]) -> Iterator[str]:
+def _sections(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Of all settings in order, each before those inside it."""
+    section = section_at(path)
+    assert section is not None
+    for key, inner in keys_of(section).items():
+        if inner is not None:
+            yield (*path, key)
+            yield from _sections((*path, key))
+
+
+def _table(section: tuple[str, ...]) -> Iterator[str]:
+    """Of the settings of one section."""
+    model = section_at(section)
+    assert model is not None
+    paths = [(*section, key) for key, inner in keys_of(model).items() if inner is None]
     yield "| Setting, environment variable | Type | Default | |"
     yield "|---|---|---|---|"
     for path in paths:

@@ -6,20 +6,17 @@ Secrets are ``SecretStr``: they never print, and ``redacted`` shows a URI withou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    field_serializer,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_serializer, model_validator
 
+from walflow.config.lake import ApplySettings, MaintenanceSettings, TableSettings
+from walflow.config.section import Section
+from walflow.config.tls import TlsSettings, with_tls
 from walflow.config.values import (
     Address,
     HomePath,
@@ -28,16 +25,16 @@ from walflow.config.values import (
     Options,
     PipelineName,
     SlotName,
-    SourceTable,
     TableNames,
+    TablePatterns,
     Template,
-    Words,
-    parse_object,
 )
+from walflow.model import TableName
 from walflow.redaction import MASK, is_secret_name, redacted
 
 __all__ = [
     "ApplySettings",
+    "BatchSettings",
     "CopySettings",
     "DestinationSettings",
     "LogSettings",
@@ -48,6 +45,8 @@ __all__ = [
     "SparkSettings",
     "StoreSettings",
     "TableSettings",
+    "TablesSettings",
+    "TlsSettings",
     "TypeSettings",
 ]
 
@@ -56,12 +55,7 @@ def _without_secrets(values: Mapping[str, str]) -> dict[str, str]:
     return {key: MASK if is_secret_name(key) else redacted(value) for key, value in values.items()}
 
 
-class _Section(BaseModel):
-    # Inputs stay out of errors and tracebacks: any of them may be a secret in the wrong place.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class SourceSettings(_Section):
+class SourceSettings(Section):
     """The Postgres database whose tables are followed."""
 
     uri: SecretStr = Field(description="postgresql://user:password@host:port/database?sslmode=…")
@@ -69,10 +63,9 @@ class SourceSettings(_Section):
         "walflow", min_length=1, description="The publication whose tables are followed."
     )
     create_publication: bool = Field(
-        False, description="Make the publication (FOR ALL TABLES, or for `tables`) if missing."
-    )
-    tables: Words = Field(
-        (), description="schema.table names for a publication that walflow makes; empty: all."
+        False,
+        description="Make the publication if missing: FOR ALL TABLES, or, if `tables.include` or "
+        "`tables.exclude` say something, for those that there are of them.",
     )
     slot: SlotName | None = Field(
         None, description="The replication slot; default: walflow_<name>."
@@ -90,9 +83,63 @@ class SourceSettings(_Section):
     backlog_bytes: int = Field(
         64 << 20, ge=0, description="From this much unread log on, the bulk path reads it."
     )
+    tls: TlsSettings = TlsSettings()
+
+    @model_validator(mode="after")
+    def _put_tls_into_the_uri(self) -> Self:
+        # Here, and so nobody who connects can forget it.
+        uri = with_tls(self.uri.get_secret_value(), self.tls)
+        object.__setattr__(self, "uri", SecretStr(uri))
+        return self
 
 
-class TypeSettings(_Section):
+class TablesSettings(Section):
+    """Which of the published tables are followed. The patterns are like those of a shell, over
+    schema and table: `public.*`, `*.audit_*`, `shop.orders_20??`. Letters count as they are."""
+
+    include: TablePatterns = Field(
+        (),
+        description="Only tables like these; empty: all. A publication that walflow makes is made "
+        "of them, and tables that come to be later are not added to it (ALTER PUBLICATION … ADD "
+        "TABLE does that).",
+    )
+    exclude: TablePatterns = Field((), description="No tables like these, also if included.")
+
+    @property
+    def choose(self) -> bool:
+        """Whether there may be tables that are not followed."""
+        return bool(self.include or self.exclude)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The tables that are included by name, not by a pattern for several."""
+        return tuple(pattern for pattern in self.include if not re.search(r"[*?[]", pattern))
+
+    def have(self, table: TableName) -> bool:
+        """Whether the table is one of those to be followed."""
+        included = not self.include or any(_is_like(table, pattern) for pattern in self.include)
+        return included and not any(_is_like(table, pattern) for pattern in self.exclude)
+
+
+def _is_like(table: TableName, pattern: str) -> bool:
+    schema, _, name = pattern.partition(".")
+    return fnmatchcase(table.schema, schema) and fnmatchcase(table.name, name)
+
+
+class BatchSettings(Section):
+    """How much is collected before it goes on to the destination."""
+
+    max_size: int = Field(
+        1_000_000,
+        gt=0,
+        description="A segment of the log is sealed at the next commit past this many changes.",
+    )
+    max_fill_ms: int = Field(
+        200, ge=0, description="How long a segment collects changes before it is sealed."
+    )
+
+
+class TypeSettings(Section):
     """What types become where there is a choice."""
 
     numeric: NumericType = Field(
@@ -102,7 +149,7 @@ class TypeSettings(_Section):
     )
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """The change log, between receiving and applying."""
 
     folder: HomePath | None = Field(
@@ -110,7 +157,6 @@ class LogSettings(_Section):
     )
     max_bytes: int = Field(20 << 30, gt=0, description="Receiving pauses when the log is larger.")
     retain_seconds: float = Field(3600, ge=0, description="How long applied segments are kept.")
-    fill_ms: int = Field(200, ge=0, description="How long a segment collects before it is sealed.")
     segment_bytes: int = Field(
         256 << 20, gt=0, description="A segment is sealed at the next commit past this size."
     )
@@ -119,7 +165,7 @@ class LogSettings(_Section):
     )
 
 
-class CopySettings(_Section):
+class CopySettings(Section):
     """How tables are copied."""
 
     range_bytes: int = Field(
@@ -127,7 +173,7 @@ class CopySettings(_Section):
     )
 
 
-class DestinationSettings(_Section):
+class DestinationSettings(Section):
     """Where the tables go."""
 
     uri: str = Field(description="iceberg:///folder/of/the/tables or delta:///folder/of/the/tables")
@@ -145,7 +191,7 @@ class DestinationSettings(_Section):
         yield from (("uri", redacted(self.uri)), ("options", _without_secrets(self.options)))
 
 
-class MappingSettings(_Section):
+class MappingSettings(Section):
     """What the destination calls the tables."""
 
     template: Template = Field(
@@ -159,116 +205,7 @@ class MappingSettings(_Section):
     )
 
 
-Mode = Literal["mirror", "soft_delete", "history", "scd2"]
-Freshness = Literal["auto", "merge", "view"]
-DroppedColumns = Literal["drop", "keep"]
-
-
-class TableSettings(_Section):
-    """What holds for one table instead of what `apply` says for all."""
-
-    mode: Mode | None = None
-    freshness: Freshness | None = None
-    on_column_dropped: DroppedColumns | None = None
-
-
-TableOptions = Annotated[dict[SourceTable, TableSettings], BeforeValidator(parse_object)]
-
-
-class ApplySettings(_Section):
-    """What becomes of changes in tables of a lake (Iceberg, Delta)."""
-
-    mode: Mode = Field(
-        "mirror",
-        description="`mirror`: the table equals the source's. `soft_delete`: so it does, but "
-        "deleted rows stay, and are marked. `history`: every change is a row. `scd2`: every "
-        "version of a row is one, with the time that it was valid.",
-    )
-    freshness: Freshness = Field(
-        "auto",
-        description="`merge`: each round is merged into the table. `view`: rounds are appended to "
-        "a table of changes, a view shows both, and changes are merged from time to time. `auto`: "
-        "`view` for tables of `view_from_rows` and more, if the catalog keeps views.",
-    )
-    view_from_rows: int = Field(
-        20_000_000, ge=0, description="From how many rows on `auto` chooses `view`, at the copy."
-    )
-    fold_share: float = Field(
-        0.1,
-        gt=0,
-        description="With `view`: changes are merged when they are this share of the table's rows.",
-    )
-    fold_seconds: float = Field(
-        300, ge=0, description="With `view`: changes are merged when the oldest is of this age."
-    )
-    metadata: bool = Field(
-        True, description="Whether rows tell by which change, and when, they came to be."
-    )
-    change_type_column: str = Field(
-        "_CHANGE_TYPE",
-        min_length=1,
-        description="Its name for the kind of a row's last change: insert, update, delete.",
-    )
-    lsn_column: str = Field(
-        "_LSN", min_length=1, description="Its name for the position of that change's commit."
-    )
-    timestamp_column: str = Field(
-        "_TIMESTAMP", min_length=1, description="Its name for the time of that change's commit."
-    )
-    on_column_dropped: DroppedColumns = Field(
-        "drop", description="Whether a column that the source drops goes, or stays with its values."
-    )
-    on_rewrite: Literal["resync", "trust"] = Field(
-        "resync",
-        description="What to do when Postgres rewrites a table for another type of a column, as "
-        "from integer to bigint. How it made the new values is not in its log: `resync` copies "
-        "the table again, `trust` takes it that they are the same (no USING), where the new type "
-        "holds all of them.",
-    )
-    tables: TableOptions = Field(
-        default_factory=dict,
-        description="For single tables: {public.orders: {mode: history}}; `mode`, `freshness` and "
-        "`on_column_dropped` can be said.",
-    )
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        if len({self.change_type_column, self.lsn_column, self.timestamp_column}) < 3:
-            raise ValueError(
-                "change_type_column, lsn_column and timestamp_column must have different names"
-            )
-        return self
-
-
-class MaintenanceSettings(_Section):
-    """The upkeep of tables of a lake, between rounds."""
-
-    enabled: bool = Field(True, description="Whether walflow does it.")
-    interval_seconds: float = Field(
-        300, gt=0, description="How long a table that changes goes without it, at most."
-    )
-    small_files: int = Field(
-        64, ge=2, description="From this many small files on, a table's are rewritten as few."
-    )
-    target_file_bytes: int = Field(
-        64 << 20, gt=0, description="About how large the files that it writes are."
-    )
-    keep_snapshots_seconds: float = Field(
-        86_400,
-        ge=0,
-        description="How long one can read a table as it was: older snapshots are removed.",
-    )
-    keep_snapshots: int = Field(
-        100, ge=1, description="As many of a table's last snapshots stay, however old."
-    )
-    orphans_seconds: float = Field(
-        86_400,
-        ge=3600,
-        description="Files that belong to no snapshot are removed when they are of this age.",
-    )
-
-
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Where the pipeline's state is kept."""
 
     uri: SecretStr | None = Field(
@@ -282,7 +219,7 @@ class StoreSettings(_Section):
     redis_prefix: str = Field("etl:", description="What the keys of a Redis store begin with.")
 
 
-class SparkSettings(_Section):
+class SparkSettings(Section):
     """Where Spark runs, and with what."""
 
     remote: SecretStr | None = Field(
@@ -307,7 +244,7 @@ class SparkSettings(_Section):
             yield name, _without_secrets(value) if name == "conf" else value
 
 
-class Settings(_Section):
+class Settings(Section):
     """One pipeline. Printing, ``repr`` and ``model_dump`` show no secret; attributes do."""
 
     name: PipelineName = Field(
@@ -317,6 +254,8 @@ class Settings(_Section):
     )
     source: SourceSettings
     destination: DestinationSettings
+    tables: TablesSettings = TablesSettings()
+    batch: BatchSettings = BatchSettings()
     log: LogSettings = LogSettings()
     # The key is `copy` everywhere; the attribute is not, because BaseModel has a method copy().
     copying: CopySettings = Field(CopySettings(), alias="copy")

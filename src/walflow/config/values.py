@@ -20,8 +20,8 @@ __all__ = [
     "SlotName",
     "SourceTable",
     "TableNames",
+    "TablePatterns",
     "Template",
-    "Words",
     "host_and_port",
     "parse_object",
 ]
@@ -101,6 +101,13 @@ def _source_table(text: str) -> str:
     return text
 
 
+def _table_pattern(text: str) -> str:
+    schema, _, table = text.partition(".")
+    if not schema.strip() or not table.strip():
+        raise ValueError("a pattern has a schema and a table, like public.orders or public.*")
+    return text
+
+
 def _destination_table(text: str) -> str:
     halves = text.split(".")
     if len(halves) != 2 or not all(half.strip() for half in halves):
@@ -130,7 +137,9 @@ SlotName = Annotated[
     ),
 ]
 Template = Annotated[str, AfterValidator(_template)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
+TablePatterns = Annotated[
+    tuple[Annotated[str, AfterValidator(_table_pattern)], ...], BeforeValidator(_split_words)
+]
 Options = Annotated[dict[str, str], BeforeValidator(parse_object)]
 SourceTable = Annotated[str, AfterValidator(_source_table)]
 TableNames = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from walflow.config import Settings
 from walflow.errors import ConfigError
+from walflow.model import TableName
 from walflow.source.connection import Session, source_errors
 from walflow.stores.sql_tables import ALL
 
@@ -11,22 +12,22 @@ __all__ = ["check_store_apart"]
 
 
 def check_store_apart(connection: Session, settings: Settings) -> None:
-    """Raise ConfigError if the publication has the tables of a Postgres store in it: noting a
-    change there would be a change to follow, without end."""
+    """Raise ConfigError if tables of a Postgres store are published and followed: noting a change
+    there would be a change to follow, without end."""
     uri, schema = settings.store.uri, settings.store.postgres_schema
     if uri is None or not uri.get_secret_value().lower().startswith("postgres"):
         return
     publication = settings.source.publication
     with source_errors("see whether the store is published"):
         published = connection.execute(
-            "SELECT count(*) FROM pg_publication_tables"
+            "SELECT schemaname, tablename FROM pg_publication_tables"
             " WHERE pubname = %s AND schemaname = %s AND tablename = ANY(%s)",
             [publication, schema, [table.name for table in ALL]],
-        ).fetchone()
-    if published is not None and published[0]:
+        ).fetchall()
+    if any(settings.tables.have(TableName(*row)) for row in published):
         raise ConfigError(
             f'The publication "{publication}" has the tables of the pipeline\'s store in it '
             f"(schema {schema}): every note of a change would be another change to follow.",
-            hint="Keep the store elsewhere (store.uri), or name the tables or schemas to publish "
-            "(source.tables) instead of all.",
+            hint="Keep the store elsewhere (store.uri), or leave its tables out "
+            f"(tables.exclude: [{schema}.*]).",
         )

@@ -29,6 +29,7 @@ from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables
 from walflow.pipeline.upkeep import Upkeep
+from walflow.source.relation import Relation
 from walflow.spark.session import cores
 from walflow.stores.base import Store
 
@@ -68,7 +69,9 @@ def assemble(
     settings, log, tables = ground.settings, ground.log, ground.tables
     spark, destination = ground.destination.spark, ground.destination.destination
     uri, application = settings.source.uri.get_secret_value(), ground.application
-    published = Published(uri, application, settings.source.publication, settings.types)
+    published = Published(
+        uri, application, settings.source.publication, settings.types, settings.tables
+    )
     cleanup.callback(published.close)
     snapshots = Snapshots(uri, application, settings.slot, published, ground.stop)
     cleanup.callback(snapshots.close)
@@ -121,6 +124,7 @@ def assemble(
         published,
         ground.mapping,
         (
+            NamedTables("tables.include", settings.tables.named),
             NamedTables("mapping.tables", settings.mapping.tables),
             NamedTables("apply.tables", settings.apply.tables),
         ),
@@ -139,6 +143,7 @@ def assemble(
         log,
         snapshots,
         ground.metrics,
+        follows=lambda relation: _follows(ground, relation),
         waiting=waiting,
     )
     return Parts(
@@ -155,4 +160,13 @@ def assemble(
         dispatcher=dispatcher,
         joiner=joiner,
         requests=Requests(ground.store, tables, dispatcher, joiner),
+    )
+
+
+def _follows(ground: Ground, relation: Relation) -> bool:
+    """Whether changes of the table are kept. One that has got a name that is not chosen goes on
+    until that is seen: it may have its old name again by then, and nobody would have noticed."""
+    return (
+        ground.settings.tables.have(relation.name)
+        or ground.store.get_table_replication_state(relation.oid) is not None
     )

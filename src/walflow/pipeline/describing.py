@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import psycopg
 
@@ -22,22 +23,37 @@ class Describer:
     """Answers the decoder, with a session on the source that is opened when first needed."""
 
     def __init__(
-        self, uri: str, application: str, slot: str, log: ChangeLog, types: TypeSettings
+        self,
+        uri: str,
+        application: str,
+        slot: str,
+        log: ChangeLog,
+        types: TypeSettings,
+        follows: Callable[[Relation], bool] = lambda _: True,
     ) -> None:
+        """``follows`` says of which tables changes are kept."""
         self._uri = uri
         self._application = application
         self._slot = slot
         self._log = log
         self._settings = types
+        self._follows = follows
         self._session: tuple[Session, TypeCatalog] | None = None
 
-    def describe(self, relation: Relation, lsn: Lsn, known: TableSchema | None) -> TableSchema:
+    def describe(
+        self, relation: Relation, lsn: Lsn, known: TableSchema | None
+    ) -> TableSchema | None:
         """The schema; the newest one that is known already if it says the same. ``known`` is the
-        one that the stream gave last.
+        one that the stream gave last. None: the table is not followed.
 
         Does not wait for a source that is away: one that shuts down lets nobody in any more, and
         waits itself until all it has sent is acknowledged.
         """
+        if not self._follows(relation):
+            if self._log.latest_schema(relation.oid) is not None:
+                # It may be followed again under another name: not from where the log has it.
+                self._log.break_off(relation.oid, lsn)
+            return None
         logged = self._log.latest_schema(relation.oid, lsn)
         forms = [form for form in (known, logged) if form is not None]
         numbered = [form for form in forms if _is_numbered(form)]

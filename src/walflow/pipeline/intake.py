@@ -19,6 +19,7 @@ from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.writing import LogWriter
 from walflow.source.connection import connect
 from walflow.source.pgoutput import Decoder
+from walflow.source.relation import Relation
 from walflow.source.slots import drop_slot
 
 __all__ = ["Intake"]
@@ -37,15 +38,18 @@ class Intake:
         snapshots: Snapshots,
         metrics: PipelineMetrics,
         *,
+        follows: Callable[[Relation], bool],
         waiting: Callable[[], int],
     ) -> None:
-        """``waiting`` says how many sealed segments have not been applied."""
+        """``follows`` says of which tables changes are kept, and ``waiting`` how many sealed
+        segments have not been applied."""
         self._settings = settings
         self._uri = settings.source.uri.get_secret_value()
         self._application = application
         self._log = log
         self._snapshots = snapshots
         self._metrics = metrics
+        self._follows = follows
         self._waiting = waiting
         self._reading: contextlib.ExitStack | None = None
         self._receiver: Receiver | None = None
@@ -78,13 +82,14 @@ class Intake:
     def start(self) -> None:
         settings = self._settings
         describer = Describer(
-            self._uri, self._application, settings.slot, self._log, settings.types
+            self._uri, self._application, settings.slot, self._log, settings.types, self._follows
         )
         writer = LogWriter(
             self._log,
             Decoder(describer.describe),
             self._metrics,
-            fill_seconds=settings.log.fill_ms / 1000,
+            max_changes=settings.batch.max_size,
+            fill_seconds=settings.batch.max_fill_ms / 1000,
             segment_bytes=settings.log.segment_bytes,
             waiting=self._waiting,
         )

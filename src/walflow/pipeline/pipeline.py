@@ -228,7 +228,7 @@ class Pipeline:
                 publication=source.publication,
                 slot=self.settings.slot,
                 create_publication=source.create_publication,
-                tables=source.tables,
+                tables=self.settings.tables,
                 types=self.settings.types,
                 strict=not self._begun,
                 failover=source.failover,

@@ -12,7 +12,7 @@ from typing import TypeVar
 import psycopg
 import structlog
 
-from walflow.config import TypeSettings
+from walflow.config import TablesSettings, TypeSettings
 from walflow.errors import (
     ConnectionLost,
     PublicationChanged,
@@ -60,11 +60,20 @@ class Published(Closing):
     """All calls may come from several threads; each may find the source away, a table locked
     (``TableLocked``), or changing just then (``PublicationChanged``): all worth asking again."""
 
-    def __init__(self, uri: str, application: str, publication: str, types: TypeSettings) -> None:
+    def __init__(
+        self,
+        uri: str,
+        application: str,
+        publication: str,
+        types: TypeSettings,
+        chosen: TablesSettings | None = None,
+    ) -> None:
+        """``chosen``: only these tables; else all."""
         self._uri = uri
         self._application = f"{application} catalog"
         self._publication = publication
         self._types = types
+        self._chosen = chosen
         self._lock = threading.Lock()
         """Held while the source is asked."""
         self._session: Session | None = None
@@ -72,7 +81,11 @@ class Published(Closing):
         self._told_locked = False
 
     def read(self) -> list[PublishedTable]:
-        return self._ask(lambda session: published_tables(session, self._publication, self._types))
+        return self._ask(
+            lambda session: published_tables(
+                session, self._publication, self._types, chosen=self._chosen
+            )
+        )
 
     def fingerprint(self) -> str:
         """Changes when anything but the sizes in ``read`` does; cheap."""

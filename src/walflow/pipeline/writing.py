@@ -54,6 +54,7 @@ class LogWriter:
         decoder: Decoder,
         metrics: PipelineMetrics,
         *,
+        max_changes: int,
         fill_seconds: float,
         segment_bytes: int,
         waiting: Callable[[], int] = lambda: 0,
@@ -62,6 +63,7 @@ class LogWriter:
         self._log = log
         self._decoder = decoder
         self._metrics = metrics
+        self._max_changes = max_changes
         self._shortest_fill = fill_seconds
         self._waiting = waiting
         self._segment_bytes = segment_bytes
@@ -72,6 +74,7 @@ class LogWriter:
         self._segment: SegmentWriter = log.writer()
         self._pending: Decoded | None = None
         self._transactions = 0
+        self._changes = 0
         self._bytes = 0
         self._began = 0.0
         self._in_transaction = False
@@ -210,6 +213,7 @@ class LogWriter:
         self._in_transaction = decoded.in_transaction
         for table in decoded.tables:
             self._segment.append(table.schema, table.batch, table.stats)
+            self._changes += table.stats.rows
         self._bytes += frames.size
         self._transactions += decoded.transactions
         self._count(decoded, frames.size)
@@ -217,7 +221,7 @@ class LogWriter:
             if self._pending is None:
                 self._began = time.monotonic()
             self._pending = decoded
-        full = self._bytes >= self._segment_bytes
+        full = self._bytes >= self._segment_bytes or self._changes >= self._max_changes
         late = time.monotonic() >= self._began + self._fill_seconds
         if not self._in_transaction and self._pending is not None and (full or late):
             self._seal()
@@ -255,4 +259,5 @@ class LogWriter:
         self._segment = self._log.writer()
         self._pending = None
         self._transactions = 0
+        self._changes = 0
         self._bytes = 0

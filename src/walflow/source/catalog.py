@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from walflow.config import TypeSettings
+from walflow.config import TablesSettings, TypeSettings
 from walflow.errors import NoSelectRight, PublicationChanged, ReservedColumnName, WalflowError
 from walflow.model import (
     Column,
@@ -155,24 +155,33 @@ def published_tables(
     publication: str,
     settings: TypeSettings,
     *,
+    chosen: TablesSettings | None = None,
     types: TypeCatalog | None = None,
 ) -> list[PublishedTable]:
-    """Every table of the publication, sorted by name; its sizes are those of this moment.
+    """Every table of the publication (or those of them that are chosen), sorted by name; its sizes
+    are those of this moment.
 
     A table that cannot be followed says so in ``problem``. Raises ``PublicationMissing``, and
     what ``brief_look`` raises.
     """
     with brief_look(connection, "read what is published"):
-        return _published_tables(connection, publication, settings, types)
+        return _published_tables(
+            connection, publication, settings, chosen or TablesSettings(), types
+        )
 
 
 def _published_tables(
-    connection: Session, publication: str, settings: TypeSettings, types: TypeCatalog | None
+    connection: Session,
+    publication: str,
+    settings: TypeSettings,
+    chosen: TablesSettings,
+    types: TypeCatalog | None,
 ) -> list[PublishedTable]:
     published = read_publication(connection, publication)
     major = connection.info.server_version // 10000
     columns = "p.attnames::text[], p.rowfilter" if major >= 15 else "NULL, NULL"
-    tables = connection.execute(_TABLES.format(columns=columns), [publication]).fetchall()
+    rows = connection.execute(_TABLES.format(columns=columns), [publication])
+    tables = [row for row in rows if chosen.have(TableName(row[1], row[2]))]
     oids = [table[0] for table in tables]
     attributes = read_attributes(connection, oids)
     relations = connection.execute(_RELATIONS, [oids]).fetchall()

@@ -85,7 +85,7 @@ class _Open:
     changes: int
 
 
-Describe = Callable[[Relation, Lsn, TableSchema | None], TableSchema]
+Describe = Callable[[Relation, Lsn, TableSchema | None], TableSchema | None]
 
 
 class Decoder:
@@ -94,9 +94,10 @@ class Decoder:
 
     def __init__(self, describe: Describe) -> None:
         """``describe`` gives the schema for a relation message in the transaction that commits at
-        the given position; it is told which schema the table had so far on this connection."""
+        the given position; it is told which schema the table had so far on this connection.
+        None: the table's changes are passed over until it is described again."""
         self._describe = describe
-        self._forms: dict[int, TableSchema] = {}
+        self._forms: dict[int, TableSchema | None] = {}
         self._open: _Open | None = None
 
     def reset(self) -> None:
@@ -223,7 +224,7 @@ class Decoder:
                 until = known[place + 1][0] if place + 1 < len(known) else len(types)
                 part = messages[(messages >= first) & (messages < until)]
                 emptied = truncated[(truncated >= first) & (truncated < until)]
-                if len(part) or len(emptied):
+                if schema is not None and (len(part) or len(emptied)):
                     batches.append(
                         _table_batch(schema, frames, types, wide, transactions, seq, part, emptied)
                     )
@@ -231,9 +232,11 @@ class Decoder:
 
     def _forms_in_order(
         self, frames: Frames, types: npt.NDArray[np.uint8], transactions: _Transactions
-    ) -> dict[int, list[tuple[int, TableSchema]]]:
+    ) -> dict[int, list[tuple[int, TableSchema | None]]]:
         """For each table, which schema holds from which message on."""
-        forms = {oid: [(-1, schema)] for oid, schema in self._forms.items()}
+        forms: dict[int, list[tuple[int, TableSchema | None]]] = {
+            oid: [(-1, schema)] for oid, schema in self._forms.items()
+        }
         for index in np.flatnonzero(types == _RELATION):
             relation = parse_relation(frames.message(int(index)))
             known = self._forms.get(relation.oid)
@@ -241,10 +244,15 @@ class Decoder:
             # Also if the message is the same again: a column that was dropped and made anew looks
             # like the former one.
             schema = self._describe(relation, lsn, known)
-            if known is not None and schema.version == lsn <= known.version and schema != known:
+            if (
+                known is not None
+                and schema is not None
+                and schema.version == lsn <= known.version
+                and schema != known
+            ):
                 # A second form in one transaction: versions tell the forms of a table apart.
                 schema = replace(schema, version=Lsn(known.version + 1))
-            if known is None or known != schema:
+            if relation.oid not in self._forms or known != schema:
                 forms.setdefault(relation.oid, []).append((int(index), schema))
             self._forms[relation.oid] = schema
         return forms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from walflow.config import TypeSettings
+from walflow.config import TablesSettings, TypeSettings
 from walflow.errors import (
     NoFreeSender,
     NoFreeSlot,
@@ -16,16 +16,16 @@ from walflow.errors import (
     SourceError,
     WalLevelNotLogical,
 )
-from walflow.model import TableName, quote_identifier
+from walflow.model import TableName
 from walflow.source.catalog import PublishedTable, published_tables, refused_reading
+from walflow.source.cautions import identity_cautions, publication_cautions
 from walflow.source.connection import Session, replication_hint
 from walflow.source.publication import (
     Publication,
     find_publication,
-    find_tables,
-    identity_sql,
     read_publication,
     require_identities,
+    require_tables,
 )
 from walflow.source.server import Server, read_server
 from walflow.source.slots import (
@@ -37,7 +37,7 @@ from walflow.source.slots import (
 )
 from walflow.source.timelines import read_timeline
 
-__all__ = ["OLDEST_VERSION", "Preflight", "preflight"]
+__all__ = ["OLDEST_VERSION", "Preflight", "check_server", "preflight"]
 
 OLDEST_VERSION = 14
 
@@ -53,7 +53,7 @@ class Preflight:
     create_tables: tuple[TableName, ...]
     """For a publication that is to be made; empty: all tables."""
     tables: tuple[PublishedTable, ...]
-    """What is published; empty if the publication is still to be made."""
+    """What is published and followed; empty if the publication is still to be made."""
     warnings: tuple[str, ...]
     lost: SlotLost | None = None
     """The slot is there, but was given up by Postgres, and is to be made again."""
@@ -65,7 +65,7 @@ def preflight(
     publication: str,
     slot: str,
     create_publication: bool = False,
-    tables: Sequence[str] = (),
+    tables: TablesSettings | None = None,
     types: TypeSettings | None = None,
     strict: bool = True,
     failover: bool = False,
@@ -74,13 +74,14 @@ def preflight(
     """Check that this source can be followed by this role; changes nothing.
 
     Raises the error for the first thing that cannot work. Warnings name what works, but not as
-    the operator may expect. Without ``strict``, what is wrong with single tables stays in their
-    ``problem`` and does not stop the others; with ``resync_lost_slot``, an invalidated slot is
-    told in ``lost`` and does not stop either. ``failover``: the slot is to be one that standbys
-    keep.
+    the operator may expect. ``tables``: only these are looked at, or put into a publication that is
+    to be made. Without ``strict``, what is wrong with single tables stays in their ``problem`` and
+    does not stop the others; with ``resync_lost_slot``, an invalidated slot is told in ``lost`` and
+    does not stop either. ``failover``: the slot is to be one that standbys keep.
     """
+    tables = tables or TablesSettings()
     server = read_server(connection)
-    _check_server(server)
+    check_server(server)
     if failover:
         require_failover(server.version)
     state = read_slot(connection, slot)
@@ -93,14 +94,17 @@ def preflight(
     published: list[PublishedTable] = []
     warnings: list[str] = []
     if found is None and create_publication:
-        wanted = find_tables(connection, tables)
+        wanted = require_tables(connection, tables) if tables.choose else []
         require_identities(connection, wanted)
     else:
         found = read_publication(connection, publication)
-        published = published_tables(connection, publication, types or TypeSettings())
+        published = published_tables(
+            connection, publication, types or TypeSettings(), chosen=tables
+        )
         if strict:
             _check_tables(connection, published)
-        warnings = _warnings(found, published)
+        warnings = [str(caution) for caution in publication_cautions(found, published, tables)]
+        warnings += [str(caution) for caution in identity_cautions(found, published)]
     if failover and state.exists and not state.failover and lost is None:
         warnings.append(
             f'The slot "{slot}" was made without failover: standbys do not keep it. To change it, '
@@ -122,7 +126,8 @@ def preflight(
     )
 
 
-def _check_server(server: Server) -> None:
+def check_server(server: Server) -> None:
+    """Raise the error for what keeps this server, or our role there, from being followed."""
     if server.major < OLDEST_VERSION:
         raise ServerTooOld(f"The server is Postgres {server.major}.")
     if server.in_recovery:
@@ -146,40 +151,3 @@ def _check_tables(connection: Session, tables: Sequence[PublishedTable]) -> None
     refusal = refused_reading(connection, [part for table in tables for part in table.relations])
     if refusal is not None:
         raise refusal
-
-
-def _warnings(publication: Publication, tables: Sequence[PublishedTable]) -> list[str]:
-    found = []
-    if not tables:
-        found.append(f'The publication "{publication.name}" has no tables yet.')
-    if publication.unpublished:
-        kinds = ", ".join(f"{kind}s" for kind in publication.unpublished)
-        found.append(
-            f'The publication "{publication.name}" does not publish '
-            f"{kinds}: the destination will differ from the source. "
-            f"To change it: ALTER PUBLICATION {quote_identifier(publication.name)} "
-            "SET (publish = 'insert, update, delete, truncate');"
-        )
-    if publication.needs_identity:
-        without = [
-            part.name for table in tables for part in table.relations if not part.has_identity
-        ]
-        if without:
-            found.append(
-                "Postgres refuses updates and deletes of these tables, because they are published "
-                f"and have no replica identity: {', '.join(map(str, without))}. Give them primary "
-                f"keys, or run: {identity_sql(without)}"
-            )
-        found += [
-            f"Postgres refuses updates and deletes of {table.name}, because its column list "
-            f"leaves out columns of its replica identity: {', '.join(table.uncovered)}."
-            for table in tables
-            if table.uncovered
-        ]
-    rooted = [str(table.name) for table in tables if table.partitioned and publication.via_root]
-    if rooted:
-        found.append(
-            "Postgres does not publish TRUNCATE, DROP or DETACH of single partitions of "
-            f"{', '.join(rooted)}: delete the rows instead, or copy the table again afterwards."
-        )
-    return found

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from walflow.config import TablesSettings
 from walflow.errors import ConfigError, NoReplicaIdentity, PublicationChanged, PublicationMissing
 from walflow.model import TableName, quote_identifier
 from walflow.source.connection import Session, source_errors
@@ -27,6 +29,7 @@ __all__ = [
     "publication_sql",
     "read_publication",
     "require_identities",
+    "require_tables",
     "tables_without_identity",
 ]
 
@@ -203,34 +206,44 @@ def _made_for(pipeline: str) -> str:
     return f'made by walflow for the pipeline "{pipeline}"'
 
 
+# What FOR ALL TABLES would publish. Partitions come with the table that they belong to.
+_TABLES = """
+SELECT n.nspname, c.relname
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND c.oid >= 16384
+ ORDER BY 1, 2
+"""
+
+
 @source_errors("look up the tables")
-def find_tables(connection: Session, names: Sequence[str]) -> list[TableName]:
-    """The tables that these names mean, in order; raises ``ConfigError`` for unknown ones.
-
-    A name is read as SQL reads it, and then, letter by letter, as ``schema.table``.
-    """
-    return [_find_table(connection, name) for name in names]
+def find_tables(connection: Session, chosen: TablesSettings) -> list[TableName]:
+    """The tables of the database that are chosen, sorted by name."""
+    tables = (TableName(*row) for row in connection.execute(_TABLES))
+    return [table for table in tables if chosen.have(table)]
 
 
-def _find_table(connection: Session, name: str) -> TableName:
-    schema, _, table = name.rpartition(".")
-    exact = f"{quote_identifier(schema or 'public')}.{quote_identifier(table)}"
-    for spelling in (name, exact):
-        try:
-            row = connection.execute(
-                "SELECT n.nspname, c.relname FROM pg_class AS c"
-                "  JOIN pg_namespace AS n ON n.oid = c.relnamespace"
-                " WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
-                [spelling],
-            ).fetchone()
-        except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName):
-            continue
-        if row is not None:
-            return TableName(*row)
-    raise ConfigError(
-        f"There is no table {name} in database {connection.info.dbname}.",
-        hint="Tables are named as schema.table; check source.tables.",
-    )
+def require_tables(connection: Session, chosen: TablesSettings) -> list[TableName]:
+    """Those of ``find_tables``, for a publication; raises ``ConfigError`` if a table that is
+    named, or every one, is missing."""
+    every = find_tables(connection, TablesSettings())
+    names = [str(table) for table in every]
+    for name in chosen.named:
+        if name not in names:
+            meant = get_close_matches(name, names, n=1)
+            raise ConfigError(
+                f"There is no table {name} in database {connection.info.dbname}.",
+                hint=(f"Did you mean {meant[0]}? " if meant else "")
+                + "Tables are named as schema.table, letter by letter, and partitions by the table "
+                "that they belong to; check tables.include.",
+            )
+    found = [table for table in every if chosen.have(table)]
+    if not found:
+        raise ConfigError(
+            f"No table in database {connection.info.dbname} is one of those to be published.",
+            hint="Check tables.include and tables.exclude.",
+        )
+    return found
 
 
 _WITHOUT_IDENTITY = """

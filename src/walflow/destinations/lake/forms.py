@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from walflow.config import ApplySettings
-from walflow.config.settings import DroppedColumns, Freshness, Mode
+from walflow.config.lake import DroppedColumns, Freshness, Mode
 from walflow.errors import DestinationError
 from walflow.model import Column, TableName, TableSchema
 from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted

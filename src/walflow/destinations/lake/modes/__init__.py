@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from walflow.config.settings import Mode
+from walflow.config.lake import Mode
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.modes import history, mirror, scd2, soft_delete

@@ -1,0 +1,131 @@
+"""Settings of tables in a lake: what becomes of changes there, and the upkeep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from walflow.config.section import Section
+from walflow.config.values import SourceTable, parse_object
+
+__all__ = [
+    "ApplySettings",
+    "DroppedColumns",
+    "Freshness",
+    "MaintenanceSettings",
+    "Mode",
+    "TableSettings",
+]
+
+Mode = Literal["mirror", "soft_delete", "history", "scd2"]
+Freshness = Literal["auto", "merge", "view"]
+DroppedColumns = Literal["drop", "keep"]
+
+
+class TableSettings(Section):
+    """What holds for one table instead of what `apply` says for all."""
+
+    mode: Mode | None = Field(None, description="What becomes of changes; see apply.mode.")
+    freshness: Freshness | None = Field(
+        None, description="Whether rounds are merged at once; see apply.freshness."
+    )
+    on_column_dropped: DroppedColumns | None = Field(
+        None, description="What becomes of dropped columns; see apply.on_column_dropped."
+    )
+
+
+TableOptions = Annotated[dict[SourceTable, TableSettings], BeforeValidator(parse_object)]
+
+
+class ApplySettings(Section):
+    """What becomes of changes in tables of a lake (Iceberg, Delta)."""
+
+    mode: Mode = Field(
+        "mirror",
+        description="`mirror`: the table equals the source's. `soft_delete`: so it does, but "
+        "deleted rows stay, and are marked. `history`: every change is a row. `scd2`: every "
+        "version of a row is one, with the time that it was valid.",
+    )
+    freshness: Freshness = Field(
+        "auto",
+        description="`merge`: each round is merged into the table. `view`: rounds are appended to "
+        "a table of changes, a view shows both, and changes are merged from time to time. `auto`: "
+        "`view` for tables of `view_from_rows` and more, if the catalog keeps views.",
+    )
+    view_from_rows: int = Field(
+        20_000_000, ge=0, description="From how many rows on `auto` chooses `view`, at the copy."
+    )
+    fold_share: float = Field(
+        0.1,
+        gt=0,
+        description="With `view`: changes are merged when they are this share of the table's rows.",
+    )
+    fold_seconds: float = Field(
+        300, ge=0, description="With `view`: changes are merged when the oldest is of this age."
+    )
+    metadata: bool = Field(
+        True, description="Whether rows tell by which change, and when, they came to be."
+    )
+    change_type_column: str = Field(
+        "_CHANGE_TYPE",
+        min_length=1,
+        description="Its name for the kind of a row's last change: insert, update, delete.",
+    )
+    lsn_column: str = Field(
+        "_LSN", min_length=1, description="Its name for the position of that change's commit."
+    )
+    timestamp_column: str = Field(
+        "_TIMESTAMP", min_length=1, description="Its name for the time of that change's commit."
+    )
+    on_column_dropped: DroppedColumns = Field(
+        "drop", description="Whether a column that the source drops goes, or stays with its values."
+    )
+    on_rewrite: Literal["resync", "trust"] = Field(
+        "resync",
+        description="What to do when Postgres rewrites a table for another type of a column, as "
+        "from integer to bigint. How it made the new values is not in its log: `resync` copies "
+        "the table again, `trust` takes it that they are the same (no USING), where the new type "
+        "holds all of them.",
+    )
+    tables: TableOptions = Field(
+        default_factory=dict,
+        description="For single tables: {public.orders: {mode: history}}; `mode`, `freshness` and "
+        "`on_column_dropped` can be said.",
+    )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if len({self.change_type_column, self.lsn_column, self.timestamp_column}) < 3:
+            raise ValueError(
+                "change_type_column, lsn_column and timestamp_column must have different names"
+            )
+        return self
+
+
+class MaintenanceSettings(Section):
+    """The upkeep of tables of a lake, between rounds."""
+
+    enabled: bool = Field(True, description="Whether walflow does it.")
+    interval_seconds: float = Field(
+        300, gt=0, description="How long a table that changes goes without it, at most."
+    )
+    small_files: int = Field(
+        64, ge=2, description="From this many small files on, a table's are rewritten as few."
+    )
+    target_file_bytes: int = Field(
+        64 << 20, gt=0, description="About how large the files that it writes are."
+    )
+    keep_snapshots_seconds: float = Field(
+        86_400,
+        ge=0,
+        description="How long one can read a table as it was: older snapshots are removed.",
+    )
+    keep_snapshots: int = Field(
+        100, ge=1, description="As many of a table's last snapshots stay, however old."
+    )
+    orphans_seconds: float = Field(
+        86_400,
+        ge=3600,
+        description="Files that belong to no snapshot are removed when they are of this age.",
+    )

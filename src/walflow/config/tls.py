@@ -1,0 +1,92 @@
+"""TLS to the source: a section of the settings, in libpq's words."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from pydantic import Field
+
+from walflow.config.section import Section
+from walflow.config.values import HomePath
+
+__all__ = ["TlsSettings", "with_tls"]
+
+
+class TlsSettings(Section):
+    """Encryption of the source's connections, as libpq does it. The files must be where Spark's
+    executors are, too: they copy the tables."""
+
+    mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = (
+        Field(
+            None,
+            description="libpq's sslmode. `require` encrypts, `verify-full` also checks that the "
+            "server is the one that was meant. Default: what the URI says; `verify-full` with a "
+            "root certificate; else libpq's `prefer`.",
+        )
+    )
+    root_certificate: HomePath | None = Field(
+        None,
+        description="The file with the certificate of who signed the server's, or `system`.",
+    )
+    certificate: HomePath | None = Field(
+        None, description="The file with our own certificate, if the server asks for one."
+    )
+    key: HomePath | None = Field(None, description="The file with the key of our certificate.")
+
+    @property
+    def parameters(self) -> dict[str, tuple[str, str]]:
+        """libpq's parameters that are said, each with the setting that says it and its value."""
+        said = {
+            "sslmode": ("mode", self.mode),
+            "sslrootcert": ("root_certificate", self.root_certificate),
+            "sslcert": ("certificate", self.certificate),
+            "sslkey": ("key", self.key),
+        }
+        return {
+            parameter: (setting, str(value))
+            for parameter, (setting, value) in said.items()
+            if value is not None
+        }
+
+
+def with_tls(uri: str, tls: TlsSettings) -> str:
+    """The source's URI, or its libpq ``key=value`` form, with what the section says.
+
+    Raises ValueError if the URI says otherwise. Safe to repeat.
+    """
+    said = tls.parameters
+    if not said or not uri.strip():
+        return uri
+    is_uri = "://" in uri
+    given = _in_uri(uri) if is_uri else _in_conninfo(uri)
+    for parameter, (setting, value) in said.items():
+        if given.get(parameter, value) != value:
+            raise ValueError(
+                f"the URI says another {parameter} than tls.{setting}; say it in one place"
+            )
+    more = {parameter: value for parameter, (_, value) in said.items() if parameter not in given}
+    if "sslrootcert" in said and "sslmode" not in given and "sslmode" not in more:
+        # Without it libpq would look at the certificate, and let any server pass.
+        more["sslmode"] = "verify-full"
+    if not is_uri:
+        return " ".join([uri, *(f"{name}={_quoted(value)}" for name, value in more.items())])
+    if not more:
+        return uri
+    joint = "&" if "?" in uri else "?"
+    return uri + joint + "&".join(f"{name}={quote(value)}" for name, value in more.items())
+
+
+def _in_uri(uri: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in uri.partition("?")[2].split("&"))
+    return {unquote(name): unquote(value) for name, _, value in pairs}
+
+
+def _in_conninfo(text: str) -> dict[str, str]:
+    found = re.findall(r"(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:\\.|[^\s'])*))", text)
+    return {name: re.sub(r"\\(.)", r"\1", quoted or bare) for name, quoted, bare in found}
+
+
+def _quoted(value: str) -> str:
+    return "'" + re.sub(r"(['\\])", r"\\\1", value) + "'"
