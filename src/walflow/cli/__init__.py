@@ -13,6 +13,7 @@ import click
 from walflow.cli.as_of import as_of
 from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
+from walflow.cli.check import check
 from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.drop import drop
@@ -36,7 +37,7 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-for command in (run, status, as_of, view, retry, rollback, resync, drop, demo, bench):
+for command in (run, check, status, as_of, view, retry, rollback, resync, drop, demo, bench):
     walflow.add_command(command)
 
 

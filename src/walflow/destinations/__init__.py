@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from walflow.destinations.lake import LakeFormat
     from walflow.spark.jars import Package
 
-__all__ = ["OpenDestination", "open_destination", "warehouse_of"]
+__all__ = [
+    "OpenDestination",
+    "check_folder",
+    "open_destination",
+    "open_without_spark",
+    "packages_of",
+    "warehouse_of",
+]
 
 _KNOWN = ("iceberg", "delta")
 """Formats of a lake, as URIs name them."""
@@ -64,6 +71,14 @@ def warehouse_of(uri: str) -> Path:
     return Path(unquote(parts.path)).absolute()
 
 
+def packages_of(uri: str) -> tuple[Package, ...]:
+    """The jars that Spark needs for the destination of this URI."""
+    from walflow.spark.jars import DELTA, ICEBERG
+
+    known = {"iceberg": (ICEBERG,), "delta": (DELTA,)}
+    return known.get(urlsplit(uri).scheme, ())
+
+
 def open_destination(
     settings: Settings,
     source: str,
@@ -81,13 +96,13 @@ def open_destination(
     ``warm_up`` the first writes take seconds. With ``debug``, what the JVM logs reaches the
     terminal.
     """
-    if (own := _not_a_lake(settings)) is not None:
+    if (own := open_without_spark(settings)) is not None:
         from walflow.spark.session import make_session
 
         session = spark or make_session(settings.spark, [], {}, debug=debug)
         return OpenDestination(own, session, owns_spark=spark is None)
     warehouse = warehouse_of(settings.destination.uri)
-    _check_writable(warehouse)
+    check_folder(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
     from walflow.spark.session import make_session
 
@@ -119,8 +134,8 @@ def open_destination(
     return OpenDestination(destination, spark, owns_spark)
 
 
-def _not_a_lake(settings: Settings) -> Destination | None:
-    """The destination that the URI names, unless that is a lake's."""
+def open_without_spark(settings: Settings) -> Destination | None:
+    """The destination that the URI names; None if it is a lake, which is opened on Spark."""
     uri, options = settings.destination.uri, settings.destination.options
     kind = urlsplit(uri).scheme
     if kind in ("http", "https"):
@@ -175,7 +190,7 @@ def _warm_up(destination: Startup) -> None:
         destination.startup()
 
 
-def _check_writable(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Whether the folder can be written, or else made. Makes nothing: the first write does."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():

@@ -20,7 +20,7 @@ from pathlib import Path
 from walflow.errors import JarsMissing
 from walflow.spark.java import cache_folder, find_java
 
-__all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder"]
+__all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder", "missing_jars"]
 
 _RESOLVE_SECONDS = 600
 _SCRATCH = ".fetch-"
@@ -57,6 +57,12 @@ DELTA = Package(
 
 def jar_folder() -> Path:
     return cache_folder() / "jars"
+
+
+def missing_jars(packages: Iterable[Package]) -> list[str]:
+    """The names of those that ``find_jars`` would fetch."""
+    names = [name for package in packages for name in package.jars]
+    return [name for name in names if not (jar_folder() / name).is_file()]
 
 
 def find_jars(packages: Iterable[Package], ivy_settings: Path | None = None) -> list[Path]:

@@ -13,8 +13,9 @@ from walflow.stores.base import Store
 
 if TYPE_CHECKING:
     from walflow.config import Settings
+    from walflow.stores.sql_database import Database
 
-__all__ = ["STATE_FILE", "open_store", "state_file"]
+__all__ = ["STATE_FILE", "open_store", "sql_database", "state_file"]
 
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
@@ -35,13 +36,13 @@ def open_store(settings: Settings) -> Store:
     What is missing is made (folder, file, tables, schema); tables of an older version are
     migrated. Raises BadUri, StoreError (trying again may help) or StoreForeign.
     """
-    if (file := state_file(settings)) is not None:
-        return _open_sqlite(file, settings.name)
+    if (database := sql_database(settings)) is not None:
+        from walflow.stores.sql import SqlStore
+
+        return SqlStore(database, settings.name)
     assert settings.store.uri is not None
     uri = settings.store.uri.get_secret_value().strip()
     match uri.partition(":")[0].lower():
-        case "postgresql" | "postgres":
-            return _open_postgres(uri, settings)
         case "redis" | "rediss" | "unix":
             return _open_redis(uri, settings)
         case "memory":
@@ -93,18 +94,20 @@ def _file_of(uri: str) -> Path:
 # The libraries behind stores take their time to import, and a command needs at most one of them.
 
 
-def _open_sqlite(file: Path, pipeline: str) -> Store:
-    from walflow.stores.sql import SqlStore
-    from walflow.stores.sql_sqlite import SqliteDatabase
+def sql_database(settings: Settings) -> Database | None:
+    """The database that the store is in, as it is; None if it is in none. Of SQLite, makes the
+    folder of the file if it is missing."""
+    if (file := state_file(settings)) is not None:
+        from walflow.stores.sql_sqlite import SqliteDatabase
 
-    return SqlStore(SqliteDatabase(file), pipeline)
-
-
-def _open_postgres(uri: str, settings: Settings) -> Store:
-    from walflow.stores.sql import SqlStore
+        return SqliteDatabase(file)
+    assert settings.store.uri is not None
+    uri = settings.store.uri.get_secret_value().strip()
+    if uri.partition(":")[0].lower() not in ("postgresql", "postgres"):
+        return None
     from walflow.stores.sql_postgres import PostgresDatabase
 
-    return SqlStore(PostgresDatabase(uri, settings.store.postgres_schema), settings.name)
+    return PostgresDatabase(uri, settings.store.postgres_schema)
 
 
 def _open_redis(uri: str, settings: Settings) -> Store:

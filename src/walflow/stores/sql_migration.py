@@ -13,7 +13,7 @@ from walflow.stores.migrations import HEAD, REVISIONS, VERSION_TABLE
 from walflow.stores.sql_database import Database
 from walflow.stores.sql_tables import ALL
 
-__all__ = ["migrate"]
+__all__ = ["is_current", "migrate", "try_making"]
 
 # Alembic's environment is one for the whole process.
 _alembic = threading.Lock()
@@ -36,6 +36,23 @@ def migrate(database: Database) -> None:
             _refuse_strangers(database, connection)
             database.make_schema(connection)
         _upgrade(database, connection)
+
+
+def is_current(database: Database) -> bool | None:
+    """Whether its tables are of this version; None if there are none. Changes nothing."""
+    with database.reading("be opened") as connection:
+        version = _version(database, connection)
+    return None if version is None else version == HEAD
+
+
+def try_making(database: Database) -> None:
+    """Make the tables where there are none, and take it back. Raises what ``migrate`` does."""
+    with _alembic, database.writing("make its tables") as connection:
+        database.lock(connection, "migration")
+        _refuse_strangers(database, connection)
+        database.make_schema(connection)
+        _upgrade(database, connection)
+        connection.rollback()
 
 
 def _version(database: Database, connection: sa.Connection) -> str | None:

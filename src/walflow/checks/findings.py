@@ -1,0 +1,88 @@
+"""What a check has found: the nouns of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import psycopg
+
+from walflow.errors import CheckFailed, WalflowError
+from walflow.source.connection import source_error
+
+__all__ = ["Area", "Finding", "Verdict", "attempted", "error", "ok", "skipped", "warning"]
+
+
+class Area(StrEnum):
+    """Where a check looks; in the order in which they are looked at."""
+
+    SOURCE = "source"
+    TABLES = "tables"
+    STORE = "store"
+    LOG = "change log"
+    SPARK = "Spark"
+    DESTINATION = "destination"
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but maybe not as is expected."""
+    ERROR = "error"
+    """A pipeline would not start, or not follow all tables."""
+    SKIPPED = "not tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    verdict: Verdict
+    area: Area
+    check: str
+    """What was looked at; a name for machines, which stays."""
+    message: str
+    hint: str = ""
+    """What to do, with what is to be pasted; may be empty."""
+    code: str | None = None
+    """Of an error: the name of its class."""
+    exit_code: int = 0
+    detail: bool = False
+    """For those who want to see all."""
+
+
+def ok(area: Area, check: str, message: str, *, detail: bool = False) -> Finding:
+    return Finding(Verdict.OK, area, check, message, detail=detail)
+
+
+def warning(area: Area, check: str, message: str, hint: str = "") -> Finding:
+    return Finding(Verdict.WARNING, area, check, message, hint)
+
+
+def skipped(area: Area, check: str, message: str) -> Finding:
+    return Finding(Verdict.SKIPPED, area, check, message)
+
+
+def error(area: Area, check: str, raised: WalflowError) -> Finding:
+    message = raised.message[:1].upper() + raised.message[1:]
+    return Finding(Verdict.ERROR, area, check, message, raised.hint, raised.code, raised.exit_code)
+
+
+def attempted(area: Area, check: str, looks: Iterator[Finding]) -> Iterator[Finding]:
+    """All that is found; what is raised is the last finding, and does not stop other checks."""
+    try:
+        yield from looks
+    except WalflowError as raised:
+        yield error(area, check, raised)
+    except psycopg.Error as raised:
+        yield error(area, check, source_error(str(raised), raised.sqlstate, f"check: {check}"))
+    except Exception as raised:
+        cause = " ".join(str(raised).split())[:500]
+        yield Finding(
+            Verdict.ERROR,
+            area,
+            check,
+            f"It could not be looked at: {type(raised).__name__}: {cause}",
+            "Run again with --debug to see where it happened.",
+            type(raised).__name__,
+            CheckFailed.exit_code,
+        )

@@ -1,0 +1,257 @@
+"""The source: whether it can be reached and followed, and whether a slot on it survives."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from walflow.checks.facts import Facts
+from walflow.checks.findings import Area, Finding, attempted, ok, warning
+from walflow.errors import NoFreeSlot, SlotInUse, SourceError
+from walflow.source.connection import Session, connect, source_errors
+from walflow.source.preflight import check_server
+from walflow.source.server import Server, read_server
+from walflow.source.slots import (
+    SlotState,
+    check_slot,
+    read_retention,
+    read_slot,
+    require_failover,
+    slot_loss,
+)
+from walflow.source.wire import Replication
+from walflow.units import human_bytes, human_seconds
+
+__all__ = ["check_source"]
+
+_AREA = Area.SOURCE
+_PATIENCE_SECONDS = 10.0
+_CLOCK_SECONDS = 2.0
+"""By how much clocks may differ: lag is told in seconds."""
+
+_SOUND: dict[str, tuple[str, Any]] = {
+    "version": ("version", 180000),
+    "in_recovery": ("primary", False),
+    "wal_level": ("wal_level", "logical"),
+    "may_replicate": ("role", True),
+}
+"""Of what must be so of a server: the check, and a value that is right."""
+
+
+def check_source(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
+    """Opens the session that later checks use; the stack closes it."""
+    yield from attempted(_AREA, "connection", _connect(facts, stack))
+    session, server = facts.session, facts.server
+    if session is None or server is None:
+        return
+    problems = [
+        finding
+        for fact, (check, _) in _SOUND.items()
+        for finding in attempted(_AREA, check, _sound(server, fact, check))
+    ]
+    yield from problems
+    yield from attempted(_AREA, "clock", _clock(session))
+    if not any(finding.code for finding in problems):
+        yield from attempted(_AREA, "slot", _slot(facts, session, server))
+    yield from attempted(_AREA, "slot survival", _survival(facts, session, server))
+
+
+def _connect(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
+    session = stack.enter_context(connect(facts.uri, application_name=facts.application))
+    facts.server = read_server(session)
+    facts.session = session
+    number, role = session.info.parameter_status("server_version"), facts.server.role
+    encrypted = "encrypted" if session.pgconn.ssl_in_use else "not encrypted"
+    yield ok(
+        _AREA,
+        "connection",
+        f'connected to Postgres {number}, database "{facts.server.database}", as "{role}" '
+        f"({encrypted})",
+    )
+
+
+def _sound(server: Server, fact: str, check: str) -> Iterator[Finding]:
+    # All else being as it should be: each is told of, not only the first.
+    others = {name: value for name, (_, value) in _SOUND.items() if name != fact}
+    check_server(replace(server, **others))
+    words = {
+        "wal_level": "wal_level is logical",
+        "may_replicate": f'the role "{server.role}" may replicate',
+    }
+    if fact in words:
+        yield ok(_AREA, check, words[fact])
+
+
+@source_errors("ask for the server's time")
+def _server_time(session: Session) -> float:
+    row = session.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def _clock(session: Session) -> Iterator[Finding]:
+    _server_time(session)  # so that the next answer takes no longer than the way there and back
+    before = time.time()
+    there = _server_time(session)
+    after = time.time()
+    ahead = there - (before + after) / 2
+    if abs(ahead) - (after - before) / 2 < _CLOCK_SECONDS:
+        yield ok(_AREA, "clock", "the clocks here and there agree")
+        return
+    yield warning(
+        _AREA,
+        "clock",
+        f"The server's clock is {abs(ahead):,.1f} s {'ahead of' if ahead > 0 else 'behind'} this "
+        "machine's: lag in seconds will be wrong by as much. (Nothing else depends on it.)",
+        "Let NTP set both clocks: timedatectl set-ntp true",
+    )
+
+
+def _slot(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
+    name = facts.settings.slot
+    state = read_slot(session, name)
+    try:
+        check_slot(state, server.database)
+    except SlotInUse:
+        own = f"walflow {facts.settings.name}"
+        if not f"{state.application} ".startswith(f"{own} "):
+            raise
+        yield ok(_AREA, "slot", f'the slot "{name}" is read by this pipeline, which runs')
+    else:
+        if state.exists:
+            yield ok(_AREA, "slot", f'the slot "{name}" is there, and nobody else reads it')
+    if server.free_slots <= 0 and state.exists:
+        yield warning(
+            _AREA,
+            "free slots",
+            "All replication slots of the server are taken. Tables that are copied later, and a "
+            "long backlog, need one more for a while.",
+            NoFreeSlot.default_hint,
+        )
+        return
+    yield from _make_slot(facts, server)
+
+
+def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
+    """Really: a temporary one, which goes with its connection."""
+    if server.free_slots <= 0:
+        raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
+    facts.doing("making a temporary slot")
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+
+    def cancelled() -> bool:
+        return facts.stopped() or time.monotonic() > deadline
+
+    with Replication(facts.uri, application_name=facts.application) as replication:
+        try:
+            replication.create_slot(
+                f"walflow_check_{uuid.uuid4().hex[:12]}", temporary=True, cancelled=cancelled
+            )
+        except SourceError:
+            if not cancelled():
+                raise
+            yield warning(
+                _AREA,
+                "free slots",
+                "Postgres makes a slot only once all transactions that are open have ended, and "
+                f"some have not in {_PATIENCE_SECONDS:.0f} s: the start would wait for them.",
+                "See which: SELECT pid, xact_start, state, query FROM pg_stat_activity "
+                "WHERE xact_start IS NOT NULL ORDER BY xact_start;",
+            )
+            return
+    yield ok(
+        _AREA,
+        "free slots",
+        f"made a temporary slot and dropped it ({server.free_slots} slots and "
+        f"{server.free_senders} senders are free)",
+    )
+
+
+def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
+    """What becomes of the slot while nobody reads it, and when a standby takes over."""
+    source, state = facts.settings.source, read_slot(session, facts.settings.slot)
+    resyncs = source.on_slot_lost == "resync"
+    lost = slot_loss(state) if state.exists else None
+    if lost is not None:
+        if not resyncs:
+            raise lost
+        yield warning(_AREA, "slot survival", lost.message, "All tables will be copied again.")
+    retention = read_retention(session)
+    limits = []
+    if retention.keep_bytes is not None:
+        limits.append(
+            (
+                f"{human_bytes(retention.keep_bytes)} of log wait for it (max_slot_wal_keep_size)",
+                "max_slot_wal_keep_size = '-1'",
+            )
+        )
+    if retention.idle_seconds:
+        limits.append(
+            (
+                f"nobody has read it for {human_seconds(retention.idle_seconds)} "
+                "(idle_replication_slot_timeout)",
+                "idle_replication_slot_timeout = 0",
+            )
+        )
+    for limit, setting in limits:
+        message = f"Postgres gives the slot up once {limit}"
+        if resyncs:
+            yield ok(_AREA, "slot survival", f"{message}; all tables are then copied again")
+        else:
+            yield warning(
+                _AREA,
+                "slot survival",
+                f"{message}: the pipeline then stops.",
+                f"As superuser: ALTER SYSTEM SET {setting}; SELECT pg_reload_conf(); "
+                "(then watch the source's disk), or let walflow copy all tables again when it "
+                "happens (--set source.on_slot_lost=resync).",
+            )
+    if not limits:
+        yield ok(
+            _AREA,
+            "slot survival",
+            "Postgres keeps the slot, and the log since, however long nobody reads it "
+            "(watch its disk if walflow stands still for long)",
+        )
+    yield from attempted(_AREA, "failover", _failover(facts, server, state, retention.standbys))
+    if source.failover and retention.standbys and not retention.synchronized_slots:
+        yield warning(
+            _AREA,
+            "failover",
+            "The slot may get ahead of the standbys, and then cannot be gone on with on them.",
+            "As superuser, with the names of the standbys' slots: ALTER SYSTEM SET "
+            "synchronized_standby_slots = 'name'; SELECT pg_reload_conf();",
+        )
+
+
+def _failover(facts: Facts, server: Server, state: SlotState, standbys: int) -> Iterator[Finding]:
+    wanted = facts.settings.source.failover
+    if wanted:
+        require_failover(server.version)
+        if state.exists and not state.failover:
+            yield warning(
+                _AREA,
+                "failover",
+                f'The slot "{state.name}" was made without failover: standbys do not keep it.',
+                "On a replication connection (psql 'dbname=… replication=database'): "
+                f"ALTER_REPLICATION_SLOT {state.name} (FAILOVER true);",
+            )
+        else:
+            yield ok(_AREA, "failover", "standbys keep the slot too")
+    elif standbys and not state.failover:
+        message = "The server has standbys. If one of them takes over, the slot is lost"
+        if server.major >= 17:
+            yield warning(
+                _AREA,
+                "failover",
+                f"{message}.",
+                "Let standbys keep the slot: --set source.failover=true",
+            )
+        else:
+            yield ok(
+                _AREA, "failover", f"{message} (slots that standbys keep came with Postgres 17)"
+            )

@@ -1,0 +1,53 @@
+"""What Spark needs to start: a Java, and the destination's jars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from walflow.checks.facts import Facts
+from walflow.checks.findings import Area, Finding, Verdict, attempted, ok, warning
+from walflow.destinations import packages_of
+from walflow.spark.jars import find_jars, jar_folder, missing_jars
+from walflow.spark.java import find_java
+
+__all__ = ["check_spark"]
+
+_AREA = Area.SPARK
+
+
+def check_spark(facts: Facts) -> Iterator[Finding]:
+    """Starts no Spark."""
+    if facts.settings.spark.remote is not None:
+        yield ok(_AREA, "java", "Spark is a Spark Connect server's: it has Java and jars itself")
+        return
+    for check, look in (("java", _java()), ("jars", _jars(facts))):
+        for finding in attempted(_AREA, check, look):
+            if finding.verdict is Verdict.ERROR:
+                facts.spark_can_start = False
+            yield finding
+
+
+def _java() -> Iterator[Finding]:
+    java = find_java()
+    yield ok(_AREA, "java", f"Java {java.version} is at {java.home}")
+
+
+def _jars(facts: Facts) -> Iterator[Finding]:
+    packages = packages_of(facts.settings.destination.uri)
+    missing = missing_jars(packages)
+    if not missing:
+        if packages:
+            yield ok(_AREA, "jars", f"the destination's jars are in {jar_folder()}")
+        return
+    if not facts.quick and facts.spark_can_start:
+        facts.doing(f"fetching {', '.join(missing)}")
+        find_jars(packages, facts.settings.spark.ivy_settings)
+        yield ok(_AREA, "jars", f"the destination's jars were fetched into {jar_folder()}")
+        return
+    yield warning(
+        _AREA,
+        "jars",
+        f"The first start will fetch {', '.join(missing)}, which takes a network.",
+        "Without one, name a mirror (spark.ivy_settings: an Ivy settings file), or put them into "
+        f"{jar_folder()}.",
+    )

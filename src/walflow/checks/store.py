@@ -1,0 +1,119 @@
+"""The store: whether it opens, and keeps what is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from walflow.checks.facts import Facts
+from walflow.checks.findings import Area, Finding, attempted, ok, warning
+from walflow.checks.scratch import made_folder, scratch_id
+from walflow.config import Settings
+from walflow.errors import StoreError
+from walflow.model import TableName
+from walflow.pipeline.process_marks import is_held
+from walflow.redaction import redacted
+from walflow.stores import open_store, sql_database, state_file
+
+__all__ = ["check_store"]
+
+_AREA = Area.STORE
+
+
+def check_store(facts: Facts) -> Iterator[Finding]:
+    yield from attempted(_AREA, "store", _store(facts.settings))
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    shown, file = _shown(settings), state_file(settings)
+    if _is_memory(settings):
+        yield warning(
+            _AREA,
+            "store",
+            "The store is this process's memory: with its end, everything is forgotten, and the "
+            "next start finds out anew how far each table is.",
+            "Leave store.uri out to keep the state in the change log's folder.",
+        )
+    elif file is not None and not file.exists():
+        _make_file(settings, file)
+        yield ok(_AREA, "store", f"{shown} can be made")
+    else:
+        yield from _store_there(settings, shown)
+
+
+def _make_file(settings: Settings, file: Path) -> None:
+    """Not the file itself: a pipeline might be starting at this moment."""
+    scratch = file.with_name(f".check-{scratch_id()}.db")
+    store = settings.store.model_copy(update={"uri": SecretStr(f"sqlite:///{scratch}")})
+    try:
+        with made_folder(file.parent):
+            try:
+                _write(settings.model_copy(update={"store": store}))
+            finally:
+                for left in scratch.parent.glob(f"{scratch.name}*"):
+                    left.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"The store {file} cannot be made: {error.strerror or error}.",
+            hint="Name a folder that this user may write: --log FOLDER, or store.uri.",
+        ) from error
+
+
+def _store_there(settings: Settings, shown: str) -> Iterator[Finding]:
+    database = sql_database(settings)
+    if database is not None:
+        from walflow.stores.sql_migration import is_current, try_making
+
+        with closing(database):
+            current = is_current(database)
+            if current is None:
+                try_making(database)
+                yield ok(_AREA, "store", f"{shown} can be made (and was not kept)")
+                return
+        if not current:
+            yield ok(_AREA, "store", f"{shown} is of an older version, which the start brings up")
+            return
+    _write(settings)
+    yield ok(_AREA, "store", f"{shown} can be written")
+    yield from _holder(settings)
+
+
+def _write(settings: Settings) -> None:
+    """For a pipeline that does not exist, which is then forgotten."""
+    scratch = settings.model_copy(update={"name": f"check_{scratch_id()}"})
+    table, name = 1, TableName("walflow", "check")
+    with closing(open_store(scratch)) as store:
+        try:
+            store.store_table_mapping(table, name)
+            store.load_table_mappings()
+            if store.get_table_mapping(table) != name:
+                raise StoreError(f"{_shown(settings)} does not give back what was written to it")
+        finally:
+            store.drop()
+
+
+def _holder(settings: Settings) -> Iterator[Finding]:
+    with closing(open_store(settings)) as store:
+        lease = store.get_lease()
+    if lease is not None and is_held(lease):
+        holder = lease.holder
+        yield ok(
+            _AREA,
+            "running",
+            f"the pipeline runs now (process {holder.pid} on {holder.host})",
+        )
+
+
+def _is_memory(settings: Settings) -> bool:
+    uri = settings.store.uri
+    return uri is not None and uri.get_secret_value().strip().startswith("memory:")
+
+
+def _shown(settings: Settings) -> str:
+    file, uri = state_file(settings), settings.store.uri
+    if file is not None or uri is None:
+        return f"the store {file}"
+    return f"the store {redacted(uri.get_secret_value())}"

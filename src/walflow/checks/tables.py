@@ -1,0 +1,178 @@
+"""The tables: what is published of them, whether we may read it, and what their changes become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from walflow.checks.facts import Facts
+from walflow.checks.findings import Area, Finding, attempted, error, ok, warning
+from walflow.checks.types import check_types
+from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
+from walflow.mapping import TableMapping, check_apart
+from walflow.model import ReplicaIdentity, TableName, quote_identifier
+from walflow.pipeline.apart import check_store_apart
+from walflow.source.catalog import PublishedTable, published_tables, refused_reading
+from walflow.source.cautions import identity_cautions, publication_cautions
+from walflow.source.connection import Session, source_errors
+from walflow.source.publication import (
+    brief_look,
+    create_publication,
+    find_publication,
+    publication_sql,
+    read_publication,
+    require_tables,
+)
+from walflow.units import human_bytes, human_count
+
+__all__ = ["check_tables"]
+
+_AREA = Area.TABLES
+_SHOWN = 20
+"""Of more tables than these, single ones that are as they should be are details."""
+
+
+def check_tables(facts: Facts) -> Iterator[Finding]:
+    """Needs a session on the source."""
+    session = facts.session
+    if session is None:
+        return
+    publication = list(attempted(_AREA, "publication", _publication(facts, session)))
+    yield from publication
+    if not facts.tables:
+        return
+    told = any(finding.code == NoReplicaIdentity.__name__ for finding in publication)
+    yield from attempted(_AREA, "rights", _rights(session, facts.tables))
+    yield from attempted(_AREA, "replica identity", _identities(facts.tables, told))
+    yield from attempted(_AREA, "types", check_types(facts.tables, facts.settings.types))
+    yield from attempted(_AREA, "names", _names(facts))
+
+
+def _publication(facts: Facts, session: Session) -> Iterator[Finding]:
+    source = facts.settings.source
+    if find_publication(session, source.publication) is not None:
+        yield from _read(facts, session, "has")
+    elif source.create_publication:
+        yield from _would_be(facts, session)
+    else:
+        # Raises what to do.
+        read_publication(session, source.publication)
+
+
+def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
+    """Make the publication, look at what it publishes, and make it undone."""
+    settings = facts.settings
+    name, chosen = settings.source.publication, settings.tables
+    wanted = require_tables(session, chosen) if chosen.choose else []
+    with session.transaction(force_rollback=True):
+        try:
+            with brief_look(session, f'create publication "{name}"'):
+                create_publication(session, name, wanted, pipeline=settings.name)
+        except NoReplicaIdentity as refusal:
+            yield error(_AREA, "publication", refusal)
+            with source_errors(f'create publication "{name}"'):
+                session.execute(publication_sql(name, wanted))
+        else:
+            yield ok(
+                _AREA, "publication", f'the publication "{name}" could be made (and was not kept)'
+            )
+        yield from _read(facts, session, "would have")
+
+
+def _read(facts: Facts, session: Session, has: str) -> Iterator[Finding]:
+    settings = facts.settings
+    publication = read_publication(session, settings.source.publication)
+    facts.tables = tuple(
+        published_tables(session, publication.name, settings.types, chosen=settings.tables)
+    )
+    if facts.tables:
+        count = f"{len(facts.tables)} table{'' if len(facts.tables) == 1 else 's'}"
+        rows = sum(table.rows for table in facts.tables)
+        size = sum(table.bytes for table in facts.tables)
+        yield ok(
+            _AREA,
+            "publication",
+            f'the publication "{publication.name}" {has} {count} to follow: about '
+            f"{human_count(rows)} rows, {human_bytes(size)}",
+        )
+    for caution in publication_cautions(publication, facts.tables, settings.tables):
+        yield warning(_AREA, "publication", caution.message, caution.hint)
+    check_store_apart(session, settings)
+
+
+def _rights(session: Session, tables: Sequence[PublishedTable]) -> Iterator[Finding]:
+    # One statement for all tables is better than one error after the other.
+    refusal = refused_reading(session, [part for table in tables for part in table.relations])
+    if refusal is not None:
+        yield error(_AREA, "rights", refusal)
+    for table in tables:
+        if table.problem is not None and not isinstance(table.problem, NoSelectRight):
+            yield error(_AREA, "column names", table.problem)
+    readable = [table for table in tables if table.problem is None]
+    for table in readable:
+        yield from attempted(_AREA, "rights", _reading(session, table))
+    if readable:
+        yield ok(_AREA, "rights", f"{_count(readable)} can be read")
+
+
+def _reading(session: Session, table: PublishedTable) -> Iterator[Finding]:
+    """Really: no rows, but of all columns, under the locks that a copy takes."""
+    columns = ", ".join(map(quote_identifier, table.schema.column_names))
+    try:
+        with brief_look(session, f"read {table.name}"):
+            for part in table.relations:
+                session.execute(f"SELECT {columns} FROM ONLY {part.name.quoted} LIMIT 0")
+    except TableLocked as locked:
+        yield warning(_AREA, "rights", locked.message, locked.hint)
+
+
+def _identities(tables: Sequence[PublishedTable], told: bool) -> Iterator[Finding]:
+    """What becomes of updates and deletes. ``told``: which have no identity was said already."""
+    publication = tables[0].publication
+    for caution in () if told else identity_cautions(publication, tables):
+        yield warning(_AREA, "replica identity", caution.message, caution.hint)
+    if not publication.needs_identity:
+        return
+    sound = [table for table in tables if _finds_rows(table)]
+    for table in sound:
+        yield ok(
+            _AREA,
+            "replica identity",
+            f"{table.name}: updates and deletes {_found_by(table)}",
+            detail=len(tables) > _SHOWN,
+        )
+    if sound and len(tables) > _SHOWN:
+        yield ok(_AREA, "replica identity", f"of {_count(sound)} updates and deletes are followed")
+
+
+def _finds_rows(table: PublishedTable) -> bool:
+    return not table.uncovered and all(part.has_identity for part in table.relations)
+
+
+def _found_by(table: PublishedTable) -> str:
+    key = ", ".join(table.schema.key)
+    match table.schema.replica_identity:
+        case ReplicaIdentity.FULL if not key:
+            return (
+                "find rows by all their columns (REPLICA IDENTITY FULL, no primary key), which "
+                "takes longer"
+            )
+        case ReplicaIdentity.FULL:
+            return f"find rows by {key}; whole old rows are logged (REPLICA IDENTITY FULL)"
+        case ReplicaIdentity.INDEX:
+            return f"find rows by {key} (its replica identity)"
+    return f"find rows by {key}"
+
+
+def _names(facts: Facts) -> Iterator[Finding]:
+    mapping = TableMapping(facts.settings.mapping)
+    names: dict[TableName, TableName] = {
+        table.name: mapping.destination(table.name) for table in facts.tables
+    }
+    check_apart(names)
+    others = {source: name for source, name in names.items() if source != name}
+    for source, name in others.items():
+        yield ok(_AREA, "names", f"{source} becomes {name}", detail=len(others) > _SHOWN)
+
+
+def _count(tables: Sequence[PublishedTable]) -> str:
+    return "the table" if len(tables) == 1 else f"{len(tables)} tables"

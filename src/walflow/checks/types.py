@@ -1,0 +1,98 @@
+"""The columns' types: what becomes of them, and which values have no room there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from walflow.checks.findings import Area, Finding, ok, warning
+from walflow.config import TypeSettings
+from walflow.model import Column, PgType
+from walflow.source.catalog import PublishedTable
+
+__all__ = ["check_types"]
+
+_AREA = Area.TABLES
+_NAMED = 8
+"""So many columns are named on a line."""
+
+_TEXTS = frozenset({18, 19, 25, 1042, 1043})
+""""char", name, text, character(n), varchar: strings in Postgres too."""
+_NUMERIC = 1700
+_TIMES = ("date", "timestamp", "timestamp_ntz")
+
+
+def check_types(tables: Sequence[PublishedTable], settings: TypeSettings) -> Iterator[Finding]:
+    columns = [(table, column) for table in tables for column in table.schema.columns]
+    texts, numbers, times = [], [], []
+    for table, column in columns:
+        kind, spark = _innermost(column.type), _element(column.spark_type)
+        shown = f"{table.name}.{column.name} ({column.type.name})"
+        if kind.base == _NUMERIC and not _is_declared(column, settings):
+            numbers.append(shown)
+        elif spark == "string" and kind.base not in _TEXTS:
+            texts.append(shown)
+        elif spark in _TIMES:
+            times.append(shown)
+    told = len(texts) + len(numbers)
+    yield ok(_AREA, "types", f"{len(columns) - told} of {len(columns)} columns keep their types")
+    if texts:
+        yield ok(_AREA, "types", f"become strings, as Postgres prints them: {_listed(texts)}")
+    if numbers:
+        yield _numbers(numbers, settings)
+    if times:
+        yield ok(
+            _AREA,
+            "types",
+            f"hold the years 1 to 9999 (others, and infinity, become the nearest; {_EXACTLY}): "
+            f"{_listed(times)}",
+            detail=True,
+        )
+    for table in tables:
+        pairs = ", ".join(f"{c.name} {c.type.name} → {c.spark_type}" for c in table.schema.columns)
+        yield ok(_AREA, "types", f"{table.name}: {pairs}", detail=True)
+
+
+_EXACTLY = "their exact text is kept in the column _EXACT"
+
+
+def _numbers(columns: list[str], settings: TypeSettings) -> Finding:
+    """Numerics that say no precision, or too large a one."""
+    become = f"numerics without precision become {settings.numeric}"
+    listed = _listed(columns)
+    if settings.numeric == "string":
+        return ok(_AREA, "types", f"{become}: {listed}")
+    lost = "the nearest one" if settings.numeric == "double" else "NULL"
+    message = f"{become}, and values that do not fit become {lost} ({_EXACTLY}): {listed}"
+    if "numeric" in settings.model_fields_set:
+        return ok(_AREA, "types", message)
+    return warning(
+        _AREA,
+        "types",
+        message[:1].upper() + message[1:] + ".",
+        "Give the columns a precision: ALTER TABLE … ALTER COLUMN … TYPE numeric(38,10); or say "
+        f"what they are to be: --set 'types.numeric={settings.numeric}' (or double, or string).",
+    )
+
+
+def _is_declared(column: Column, settings: TypeSettings) -> bool:
+    """Whether the numeric's own precision made its type."""
+    from walflow.source.decimals import declared_decimal
+
+    return declared_decimal(_innermost(column.type).typmod) is not None
+
+
+def _innermost(kind: PgType) -> PgType:
+    while kind.element is not None:
+        kind = kind.element
+    return kind
+
+
+def _element(spark_type: str) -> str:
+    while spark_type.startswith("array<"):
+        spark_type = spark_type[len("array<") : -1]
+    return spark_type
+
+
+def _listed(columns: list[str]) -> str:
+    more = len(columns) - _NAMED
+    return ", ".join(columns[:_NAMED]) + (f" and {more} more (-v shows all)" if more > 0 else "")

@@ -1,0 +1,111 @@
+"""``walflow check``: what a pipeline needs, tried out."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
+
+if TYPE_CHECKING:
+    from walflow.checks.facts import Facts
+    from walflow.checks.findings import Finding
+    from walflow.cli.findings_text import Findings
+
+__all__ = ["check"]
+
+_POLL_SECONDS = 0.1
+
+
+@click.command(
+    epilog="Tried out are: connection, server settings, role, a temporary slot, how long slots are "
+    "kept, and clocks; publication, rights, replica identities, types and names of the tables; the "
+    "store; the change log's folder and its space; Java and jars; and the destination, with a "
+    "scratch table. All that is made for it is removed again.\n\n"
+    "Exit code 0 if there is no error; else that of the first error, which is what `walflow run` "
+    "would end with; with --strict 83 if there are warnings only.\n\n"
+    "The object of --json: pipeline, ok, errors, warnings (how many), checks (area, check, "
+    "verdict (ok, warning, error, not tried), message, hint, code). Keys are only ever added.\n\n"
+    "\b\nExamples:\n"
+    "  walflow check --from postgresql://walflow@db/shop --to iceberg:///data/lake\n"
+    "  walflow check pipeline.yaml --quick --json | jq '.checks[] | select(.verdict != \"ok\")'\n\n"
+    + SETTINGS_EPILOG
+)
+@pipeline_options(ends=True)
+@click.option(
+    "--create-publication", is_flag=True, help="As of `walflow run`: it would be made if missing."
+)
+@click.option(
+    "--quick",
+    "--no-spark",
+    "quick",
+    is_flag=True,
+    help="Do not start Spark (10 s), and so do not write to a lake.",
+)
+@click.option("--strict", is_flag=True, help="Warnings are errors.")
+@click.option("--verbose", "-v", is_flag=True, help="All tables and all columns with their types.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@debug_option
+@click.pass_context
+def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
+    """Try out whether a pipeline would work, and say what to do where not."""
+    from walflow.checks.facts import Facts
+    from walflow.cli.findings_text import Findings
+    from walflow.observe import logs
+
+    settings = chosen.settings(
+        {"source.create_publication": True if given["create_publication"] else None}
+    )
+    # What is of use of their words is in the findings.
+    logs.configure(level="debug" if is_debug(context) else "critical")
+    facts = Facts(settings, quick=given["quick"], debug=is_debug(context))
+    findings = Findings(settings, chosen.found_again, verbose=given["verbose"])
+    if given["as_json"]:
+        code = _attended(facts, findings)
+        click.echo(findings.as_json())
+    else:
+        with findings.shown():
+            code = _attended(facts, findings)
+    return code or findings.exit_code(strict=given["strict"])
+
+
+def _attended(facts: Facts, findings: Findings) -> int:
+    """Perform the checks in a thread; Ctrl-C and SIGTERM end them in order, a second one at once.
+    The exit code of a signal, or 0."""
+    import queue
+
+    from walflow.checks.performing import perform
+    from walflow.cli.attending import Signals, Work
+    from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
+
+    found: queue.SimpleQueue[Finding | str] = queue.SimpleQueue()
+
+    def work() -> None:
+        with closing(perform(facts)) as performing:
+            for finding in performing:
+                found.put(finding)
+                if facts.stopped():
+                    return
+
+    with Signals() as signals, own_temporary_folder() as folder:
+        facts.stopped = lambda: signals.count > 0
+        facts.doing = found.put
+        working = Work(work)
+        working.start()
+        while working.is_alive() or not found.empty():
+            try:
+                findings.take(found.get(timeout=_POLL_SECONDS))
+            except queue.Empty:
+                if signals.count and findings.doing == "starting Spark":
+                    # Nothing is made yet: what waits for it fails, and cleans up.
+                    end_descendants()
+            if signals.count > 1:
+                leave_at_once(signals.exit_code, folder)
+        if signals.count:
+            click.echo("Stopped. What the checks had made is removed.", err=True)
+            return signals.exit_code
+        working.result()
+    return 0
