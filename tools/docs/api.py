@@ -1,0 +1,46 @@
+"""The pages of the Python API; mkdocstrings fills them from signatures and docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["API_PAGES", "api_pages"]
+
+API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "pipelines": (
+        "Pipelines and settings",
+        "A pipeline in your own program. `walflow` itself has `Pipeline`, `Settings` and "
+        "`load_settings`; the command does nothing else with them.",
+        ("walflow.pipeline.pipeline", "walflow.config"),
+    ),
+    "destinations": (
+        "Destinations",
+        "What a destination must do, what it may do, and the nouns that it is handed.",
+        ("walflow.destinations.base", "walflow.model", "walflow.evolution"),
+    ),
+    "stores": (
+        "Stores",
+        "What a store must do, and what it keeps.",
+        ("walflow.stores.base", "walflow.states"),
+    ),
+    "testing": (
+        "Testing",
+        "For your own tests: contracts for stores and destinations, and embedded servers.",
+        ("walflow.testing.stores", "walflow.testing.postgres", "walflow.testing.redis"),
+    ),
+}
+"""By name of the page: its title, what it begins with, and the modules on it."""
+
+
+def api_pages() -> dict[str, str]:
+    return {
+        f"reference/api/{name}.md": _page(title, introduction, modules)
+        for name, (title, introduction, modules) in API_PAGES.items()
+    }
+
+
+def _page(title: str, introduction: str, modules: tuple[str, ...]) -> str:
+    lines = [f"# {title}", "", introduction, ""]
+    for module in modules:
+        lines += [f"::: {module}", ""]
+    return "\n".join(lines)

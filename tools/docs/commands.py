@@ -1,0 +1,75 @@
+"""The page of the command line: what ``--help`` says, of every command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from tools.docs.markdown import code, table
+from walflow.cli import walflow
+
+__all__ = ["commands_page"]
+
+_INTRODUCTION = """\
+# Command line
+
+What each command says with `--help`. Options stand above the environment, and that above the file:
+see [settings](settings.md).
+"""
+
+
+def commands_page() -> str:
+    lines = [_INTRODUCTION]
+    for context in _contexts(walflow, None):
+        lines += _section(context)
+    return "\n".join(lines)
+
+
+def _contexts(command: click.Command, parent: click.Context | None) -> Iterator[click.Context]:
+    """The command and all below it, as they would be called."""
+    context = click.Context(
+        command, parent=parent, info_name=command.name, **command.context_settings
+    )
+    yield context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and not below.hidden:
+                yield from _contexts(below, context)
+
+
+def _section(context: click.Context) -> Iterator[str]:
+    command = context.command
+    yield f"## `{context.command_path}`"
+    yield ""
+    yield from _text(command.help or "")
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"```text\n{usage}\n```\n"
+    records = [param.get_help_record(context) for param in command.get_params(context)]
+    # In help, texts are lined up by spaces.
+    yield from table(
+        ["Option", ""],
+        ([code(record[0]), _plain(" ".join(record[1].split()))] for record in records if record),
+    )
+    yield from _text(command.epilog or "")
+
+
+def _text(text: str) -> Iterator[str]:
+    """Paragraphs; those that click does not wrap (after a line with \\b) as they are."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b"):
+            kept = paragraph.removeprefix("\b").strip("\n")
+            yield f"```text\n{kept}\n```\n"
+        elif paragraph:
+            yield _plain(paragraph) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, but for the code in it."""
+    parts = text.split("`")
+    for at in range(0, len(parts), 2):
+        for character in "<*_[":
+            parts[at] = parts[at].replace(character, f"\\{character}")
+    return "`".join(parts)

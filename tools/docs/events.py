@@ -1,0 +1,91 @@
+"""The page of events: what a destination gets, told by the code that makes it."""
+
+from __future__ import annotations
+
+from tools.docs.markdown import code, said, table
+from walflow.changelog.parquet import META_COLUMNS
+from walflow.model import ChangeType, Column, PgType, ReplicaIdentity, TableName, TableSchema
+from walflow.spark.net import changes_schema, exploded_copies, net_changes
+
+__all__ = ["events_page"]
+
+_INTRODUCTION = """\
+# Events
+
+What a destination is handed in `write_events`, and what the files of the change log hold. How to
+write a destination is told in
+[your own store and destination](../tutorials/your-own-store-and-destination.md); what the built-in
+lakes make of events in [modes](modes.md).
+"""
+
+_COLUMNS = {
+    "_change_type": "The kind of change, see above.",
+    "_lsn": "Position of the transaction's commit, as a number.",
+    "_seq": "Order of the change inside its transaction. (`_lsn`, `_seq`) is the order of all "
+    "changes, is unique, and is the same in every replay.",
+    "_timestamp": "Time of the commit, by the source's clock.",
+    "_xid": "The transaction's number.",
+    "_unchanged": "Names of columns whose value Postgres did not send because it did not change "
+    "(large values, TOAST). They are null in this row.",
+    "_old": "The former key, if the change gave the row another one; the former row, with "
+    "`REPLICA IDENTITY FULL` and no key.",
+    "_exact": "Postgres's text of values that their type [cannot hold](types.md), by column.",
+}
+
+_NUMBER = PgType(name="bigint", oid=20, base=20)
+_TEXT = PgType(name="text", oid=25, base=25)
+
+
+def events_page() -> str:
+    lines = [_INTRODUCTION, "## Kinds of change", ""]
+    lines += [", ".join(code(kind.value) for kind in ChangeType) + ".", ""]
+    lines += [
+        "## Columns of a change",
+        "",
+        "A table `(id bigint PRIMARY KEY, name text)` gives:",
+        "",
+    ]
+    declared = _declared()
+    assert tuple(declared)[: len(META_COLUMNS)] == META_COLUMNS == tuple(_COLUMNS)
+    lines += table(
+        ["Column", "Type", ""],
+        ([code(name), code(kind), _COLUMNS.get(name, "")] for name, kind in declared.items()),
+    )
+    lines += ["## Net changes", "", "`TableChanges.net()` of a table with a key:", ""]
+    lines += [said(net_changes), "", "Without a key:", "", said(exploded_copies), ""]
+    lines += ["## Classes", ""]
+    for name in ("Events", "TableChanges", "FormerChanges"):
+        lines += [
+            f"::: walflow.destinations.base.{name}",
+            "    options:",
+            "      heading_level: 3",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _declared() -> dict[str, str]:
+    """Names and types, as Spark is told to read them."""
+    schema = TableSchema(
+        oid=1,
+        name=TableName("public", "people"),
+        columns=(
+            Column(name="id", type=_NUMBER, spark_type="bigint", nullable=False),
+            Column(name="name", type=_TEXT, spark_type="string"),
+        ),
+        key=("id",),
+        replica_identity=ReplicaIdentity.DEFAULT,
+    )
+    columns: dict[str, str] = {}
+    rest = changes_schema(schema)
+    while rest:
+        _, name, rest = rest.split("`", 2)
+        # A struct's fields have names in quotes too, so the next column begins outside of one.
+        depth, end = 0, len(rest)
+        for at, character in enumerate(rest):
+            depth += {"<": 1, ">": -1}.get(character, 0)
+            if character == "," and not depth:
+                end = at
+                break
+        columns[name], rest = rest[:end].strip().replace("`", ""), rest[end + 1 :]
+    return columns
