@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from walflow.config import Settings, host_and_port, load_settings
+from walflow.config import Settings, SourceSettings, host_and_port, load_settings
 from walflow.errors import ConfigError
+from walflow.model import TableName
 
 SECRET = "hunter2"
 URI = f"postgresql://app:{SECRET}@db:5432/shop"
@@ -110,6 +111,110 @@ class TestLayers:
 
     def test_a_home_folder_is_found(self, tmp_path: Path) -> None:
         assert load(tmp_path, "log: {folder: ~/wal}").log_folder == Path.home() / "wal"
+
+
+class TestVariables:
+    def test_texts_of_the_file_name_variables(self, tmp_path: Path) -> None:
+        text = (
+            "source: {uri: 'postgresql://${WHO}:${SECRET}@${HOST}/shop?sslpassword=${SECRET}'}\n"
+            "destination: {uri: 'iceberg://${FOLDER}/lake', options: {key: 'a$${b} $$ ${WHO}'}}\n"
+            "tables: {include: ['${SCHEMA}.*', '${SCHEMA}_old.*']}\n"
+            "batch:\n  max_size: ${SIZE}\n"
+        )
+        environment = {"WHO": "app", "SECRET": "p@ss/w:rd", "HOST": "db:5432", "FOLDER": "/data"}
+        environment |= {"SCHEMA": "shop", "SIZE": "7"}
+        settings = load(tmp_path, text, environment, {})
+        uri = "postgresql://app:p%40ss%2Fw%3Ard@db:5432/shop?sslpassword=p%40ss%2Fw%3Ard"
+        assert settings.source.uri.get_secret_value() == uri
+        assert settings.destination.uri == "iceberg:///data/lake"
+        assert settings.destination.options == {"key": "a${b} $$ app"}
+        assert settings.tables.include == ("shop.*", "shop_old.*")
+        assert settings.batch.max_size == 7
+
+    def test_a_whole_uri_is_taken_as_it_is(self, tmp_path: Path) -> None:
+        text = "source: {uri: '${DATABASE_URL}'}\ndestination: {uri: 'iceberg:///x'}"
+        settings = load(tmp_path, text, {"DATABASE_URL": URI}, {})
+        assert settings.source.uri.get_secret_value() == URI
+
+    def test_all_that_are_missing_are_told_at_once(self, tmp_path: Path) -> None:
+        text = "source: {uri: 'postgresql://a:${ONE}@b/c', slot: '${two words}'}\nname: ${ONE}"
+        message = problem(tmp_path, text, {"ONE": ""}, {})
+        assert "source.uri, name: ONE; source.slot: two words." in message
+
+    def test_what_is_said_elsewhere_needs_none(self, tmp_path: Path) -> None:
+        text = "source: {uri: 'postgresql://a:${ONE}@b/c'}\nlog: {folder: '${TWO}'}"
+        environment = {"WALFLOW_LOG__FOLDER": "/x"}
+        settings = load(tmp_path, text, environment, REQUIRED)
+        assert settings.source.uri.get_secret_value() == URI
+        assert settings.log_folder == Path("/x")
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("include", "exclude", "expected"),
+        [
+            ("", "", ["a.b", "a.b_1", "c.B", "c.b.d"]),
+            ("a.*", "", ["a.b", "a.b_1"]),
+            ("*.b", "", ["a.b"]),
+            ("c.[bB]*", "", ["c.B", "c.b.d"]),
+            ("", "*.b?*", ["a.b", "c.B"]),
+            ("a.b, c.b.d", "c.*", ["a.b"]),
+        ],
+    )
+    def test_patterns(
+        self, tmp_path: Path, include: str, exclude: str, expected: list[str]
+    ) -> None:
+        environment = {"WALFLOW_TABLES__INCLUDE": include, "WALFLOW_TABLES__EXCLUDE": exclude}
+        tables = load(tmp_path, "", environment).tables
+        every = ["a.b", "a.b_1", "c.B", "c.b.d"]
+        assert [name for name in every if tables.have(TableName.parse(name))] == expected
+        assert tables.choose is bool(include or exclude)
+
+    def test_which_are_named(self, tmp_path: Path) -> None:
+        assert load(tmp_path, "tables: {include: [a.b, a.*, c.d]}").tables.named == ("a.b", "c.d")
+
+
+class TestTls:
+    @pytest.mark.parametrize(
+        ("uri", "tls", "expected"),
+        [
+            ("postgresql://h/d", "{mode: require}", "postgresql://h/d?sslmode=require"),
+            (
+                "postgresql://h/d?sslmode=require&a=b",
+                "{mode: require, key: /k y}",
+                "postgresql://h/d?sslmode=require&a=b&sslkey=/k%20y",
+            ),
+            (
+                "postgresql://h/d",
+                "{root_certificate: system}",
+                "postgresql://h/d?sslrootcert=system&sslmode=verify-full",
+            ),
+            (
+                "postgresql://h/d?sslmode=verify-ca",
+                "{root_certificate: /ca}",
+                "postgresql://h/d?sslmode=verify-ca&sslrootcert=/ca",
+            ),
+            (
+                r"host=h dbname=d sslkey='/it\'s'",
+                "{mode: require, key: /it's}",
+                r"host=h dbname=d sslkey='/it\'s' sslmode='require'",
+            ),
+            ("postgresql://h/d?x=y", "{}", "postgresql://h/d?x=y"),
+            ("", "{mode: require}", ""),
+        ],
+    )
+    def test_it_goes_into_the_uri(self, tmp_path: Path, uri: str, tls: str, expected: str) -> None:
+        overrides = {**REQUIRED, "source.uri": uri}
+        settings = load(tmp_path, f"source: {{tls: {tls}}}", {}, overrides)
+        assert settings.source.uri.get_secret_value() == expected
+        again = SourceSettings.model_validate(dict(settings.source))
+        assert again == settings.source
+
+    @pytest.mark.parametrize("uri", [f"{URI}?sslmode=disable", "host=a sslmode = disable"])
+    def test_it_must_not_contradict_the_uri(self, tmp_path: Path, uri: str) -> None:
+        overrides = {**REQUIRED, "source.uri": uri}
+        message = problem(tmp_path, "source: {tls: {mode: require}}", {}, overrides)
+        assert "source (command line): the URI says another sslmode than tls.mode" in message
 
 
 class TestProblems:

@@ -1,16 +1,20 @@
-"""docs/reference/settings.md is what the model says."""
+"""The page of settings, and the schema for editors, are what the model says."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import yaml
 
-from walflow.config import load_settings
-from walflow.config.keys import all_paths, field_at, section_at
+from walflow.config import Settings, load_settings
+from walflow.config.keys import all_paths, field_at, keys_of, section_at
 from walflow.config.reference import settings_page
+from walflow.config.schema import settings_schema
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "reference" / "settings.md"
+SCHEMA = DOCS / "walflow.schema.json"
 
 
 def test_the_page_is_current() -> None:
@@ -37,3 +41,16 @@ def test_its_example_is_a_pipeline(tmp_path: Path) -> None:
     file.write_text(example, encoding="utf-8")
     settings = load_settings(file, {}, {})
     assert settings.mapping.tables == yaml.safe_load(example)["mapping"]["tables"]
+
+
+def test_the_schema_for_editors_is_current() -> None:
+    text = settings_schema()
+    assert SCHEMA.read_text(encoding="utf-8") == text, (
+        "run: .venv/bin/python -m walflow.config.schema > docs/walflow.schema.json"
+    )
+    schema = json.loads(text)
+    assert set(schema["properties"]) == set(keys_of(Settings))
+    for section in (schema, *schema["$defs"].values()):
+        assert section["additionalProperties"] is False
+        for key, field in section["properties"].items():
+            assert "anyOf" in field or field.get("description"), key

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from walflow.config.keys import ENVIRONMENT_PREFIX, keys_of
 from walflow.config.problems import described
 from walflow.config.settings import Settings
+from walflow.config.variables import filled_in
 from walflow.errors import ConfigError
 
 __all__ = ["load_settings"]
@@ -30,10 +31,14 @@ def load_settings(
     None means that nothing was said. All problems are told at once in one ConfigError, which
     never shows a value.
     """
+    environment = os.environ if environment is None else environment
+    said, set_there = _from_overrides(overrides), _from_environment(environment)
+    written = {} if file is None else _from_file(file)
     layers = {
-        "command line": _from_overrides(overrides),
-        "environment": _from_environment(os.environ if environment is None else environment),
-        f"file {file}": {} if file is None else _from_file(file),
+        "command line": said,
+        "environment": set_there,
+        # What is said elsewhere stands before the file, and needs no variables of it.
+        f"file {file}": filled_in(written, environment, beside=_merge(set_there, said)),
     }
     # Sections begin empty, so that what is missing inside them is told, not the section.
     merged: dict[str, Any] = {key: {} for key, section in keys_of(Settings).items() if section}

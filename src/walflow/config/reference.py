@@ -47,6 +47,13 @@ mapping:
 On the command line and in the environment a list is written `public.orders, sales.*`, and a
 mapping as a JSON object: `{"public.orders": "sales.orders"}`. What is empty says nothing, and the
 default stands. Secrets, and passwords in URIs, are never shown or logged.
+
+In the file, `${NAME}` stands for a variable of the environment, so that a secret need not be
+written there: `uri: postgresql://app:${SHOP_PASSWORD}@host/shop`. In a URI's user, password and
+parameters it is percent-encoded as it must be there. `$${` is a `${` as it stands.
+
+Editors check and complete the file by its JSON schema,
+[walflow.schema.json](../walflow.schema.json), which `walflow init` puts beside it.
 """
 
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
