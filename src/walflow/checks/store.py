@@ -16,7 +16,7 @@ from walflow.errors import StoreError
 from walflow.model import TableName
 from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
-from walflow.stores import open_store, sql_database, state_file
+from walflow.stores import open_store, database_of, state_file
 
 __all__ = ["check_store"]
 
@@ -63,7 +63,7 @@ def _make_file(settings: Settings, file: Path) -> None:
 
 
 def _store_there(settings: Settings, shown: str) -> Iterator[Finding]:
-    database = sql_database(settings)
+    database = database_of(settings)
     if database is not None:
         from walflow.stores.sql_migration import is_current, try_making
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from walflow.config import Settings
     from walflow.stores.sql_database import Database
 
-__all__ = ["STATE_FILE", "open_store", "sql_database", "state_file"]
+__all__ = ["STATE_FILE", "database_of", "open_store", "state_file"]
 
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
@@ -36,7 +36,7 @@ def open_store(settings: Settings) -> Store:
     What is missing is made (folder, file, tables, schema); tables of an older version are
     migrated. Raises BadUri, StoreError (trying again may help) or StoreForeign.
     """
-    if (database := sql_database(settings)) is not None:
+    if (database := database_of(settings)) is not None:
         from walflow.stores.sql import SqlStore
 
         return SqlStore(database, settings.name)
@@ -94,7 +94,7 @@ def _file_of(uri: str) -> Path:
 # The libraries behind stores take their time to import, and a command needs at most one of them.
 
 
-def sql_database(settings: Settings) -> Database | None:
+def database_of(settings: Settings) -> Database | None:
     """The database that the store is in, as it is; None if it is in none. Of SQLite, makes the
     folder of the file if it is missing."""
     if (file := state_file(settings)) is not None:
