@@ -1,4 +1,4 @@
-"""What tests of pipelines need: servers to run against, and the contract of stores."""
+"""What tests of pipelines need: servers, the contracts of stores and destinations, and faults."""
 
 from __future__ import annotations
 
@@ -8,4 +8,6 @@ if sys.modules.get("pytest") is not None:
     import pytest
 
     # Before they are imported: their asserts are to show what they compared.
-    pytest.register_assert_rewrite("walflow.testing.stores", "walflow.testing.store_leases")
+    pytest.register_assert_rewrite(
+        "walflow.testing.destinations", "walflow.testing.stores", "walflow.testing.store_leases"
+    )

@@ -1,0 +1,318 @@
+"""The contract of destinations as tests: derive a class, give two fixtures, and yours is checked.
+
+    from collections.abc import Iterator
+
+    import pytest
+    from walflow.testing.destinations import DestinationContract, ReadRows
+
+    from my_destination import MyDestination
+
+    pytest_plugins = ["walflow.testing.spark"]
+
+
+    class TestMyDestination(DestinationContract):
+        @pytest.fixture
+        def destination(self) -> Iterator[MyDestination]:
+            yield MyDestination(…)
+
+        @pytest.fixture
+        def read_rows(self, destination: MyDestination) -> ReadRows:
+            return lambda table: destination.rows_of(table.name)
+
+``read_rows`` gives the rows that the destination has of a table, by column name, with values as
+``walflow.destinations.rowwise`` has them. Tables have names of their own in every test, so the
+destination may be one for all of them. The fixture ``spark`` is a session; the plugin
+``walflow.testing.spark`` has one, for destinations that need no jars.
+
+What comes is what a pipeline brings: files of a change log, as Spark reads them.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    import pytest
+except ModuleNotFoundError as missing:
+    raise ImportError("The contract of destinations is for pytest: pip install pytest") from missing
+
+from walflow.destinations.base import ChangesTables, Destination, Events, Positioned
+from walflow.destinations.rowwise import Row
+from walflow.errors import DestinationError
+from walflow.evolution import Evolution, NotFollowed
+from walflow.model import Span, TableSchema
+from walflow.testing.destination_samples import (
+    ALL_TYPES,
+    keyed_source,
+    keyless_source,
+    other_form,
+    source_of,
+    tell_keyed_story,
+    tell_keyless_story,
+    tell_truncate_story,
+    tell_types,
+)
+from walflow.testing.faults import FaultyDestination
+from walflow.testing.sources import Inexact, Source, assert_same
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DestinationContract", "ReadRows"]
+
+ReadRows = Callable[[TableSchema], Sequence[Row]]
+
+
+class DestinationContract:
+    """What every destination does. Derive from it, and give the fixtures ``destination`` and
+    ``read_rows``."""
+
+    @pytest.fixture
+    def destination(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no fixture destination")
+
+    @pytest.fixture
+    def read_rows(self) -> ReadRows:
+        raise NotImplementedError(f"{type(self).__name__} has no fixture read_rows")
+
+    @pytest.fixture
+    def check(self, read_rows: ReadRows) -> Callable[[Source], None]:
+        """Compares the destination's table with the source's."""
+        return lambda source: assert_equal(read_rows(source.schema), source)
+
+    # -- copies -------------------------------------------------------------------------------
+
+    def test_it_is_a_destination(self, destination: Destination) -> None:
+        assert isinstance(destination, Destination)
+        assert isinstance(destination.name, str)
+        assert destination.name
+
+    def test_empty_rows_make_the_table(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = source_of({"id": "bigint", "v": "string"}, ["id"], tmp_path)
+        if isinstance(destination, Positioned):
+            assert destination.applied(source.schema) is None, "nothing was copied yet"
+        copy(destination, spark, source)
+        check(source)
+        if isinstance(destination, Positioned):
+            assert destination.applied(source.schema) == source.position
+
+    def test_a_table_is_truncated_whether_it_is_there_or_not(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        read_rows: ReadRows,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyed_source(tmp_path)
+        destination.truncate_table(source.schema)
+        destination.truncate_table(source.schema)
+        # The copy may come in several parts.
+        rows = source.copy_rows(spark)
+        destination.write_table_rows(source.schema, rows.where("id <= 2"))
+        destination.write_table_rows(source.schema, rows.where("id > 2"))
+        check(source)
+        # It broke off, and begins anew: nothing comes twice.
+        copy(destination, spark, source)
+        check(source)
+        destination.truncate_table(source.schema)
+        destination.write_table_rows(source.schema, rows.limit(0))
+        assert list(read_rows(source.schema)) == []
+
+    def test_a_copy_whose_answer_got_lost(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyless_source(tmp_path)
+        faulty = FaultyDestination(destination, "write_table_rows@1=lost; truncate_table@2=lost")
+        with pytest.raises(DestinationError, match="write_table_rows was told to get lost"):
+            copy(faulty, spark, source)
+        with pytest.raises(DestinationError, match="truncate_table was told to get lost"):
+            copy(faulty, spark, source)
+        copy(faulty, spark, source)
+        check(source)
+
+    # -- values -------------------------------------------------------------------------------
+
+    def test_all_types(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = source_of(ALL_TYPES, ["id"], tmp_path)
+        tell_types(source, 1)
+        copy(destination, spark, source)
+        check(source)
+        tell_types(source, 11)
+        with source.transaction():
+            first, second = source.find(id=1), source.find(id=2)
+            others = {name: value for name, value in first.items() if name != "id"}
+            nothing: dict[str, Any] = dict.fromkeys(others)
+            source.update(second, **others)
+            source.update(first, **nothing)
+        destination.write_events(source.events(spark))
+        check(source)
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def test_changes_are_applied_in_their_order(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyed_source(tmp_path)
+        copy(destination, spark, source)
+        tell_keyed_story(source)
+        events = source.events(spark, pieces=3)
+        destination.write_events(events)
+        check(source)
+        if isinstance(destination, Positioned):
+            assert destination.applied(source.schema) == events.span.upto
+
+    def test_tables_without_a_key(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyless_source(tmp_path)
+        copy(destination, spark, source)
+        tell_keyless_story(source)
+        events = source.events(spark)
+        destination.write_events(events)
+        check(source)
+        # Here more than anywhere a round that comes again would show.
+        destination.write_events(events)
+        check(source)
+
+    def test_a_round_whose_answer_got_lost(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyed_source(tmp_path)
+        copy(destination, spark, source)
+        tell_truncate_story(source)
+        events = source.events(spark)
+        faulty = FaultyDestination(destination, "write_events@1=fail; write_events@2=lost")
+        for _ in ("nothing was done", "all was done"):
+            with pytest.raises(DestinationError, match="write_events was told to"):
+                faulty.write_events(events)
+        faulty.write_events(events)
+        check(source)
+
+    def test_a_table_gets_another_form(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        source = keyed_source(tmp_path)
+        copy(destination, spark, source)
+        way = source.change_form(other_form(source.schema), {"n": 7})
+        if not follow(destination, way):
+            copy(destination, spark, source)
+        with source.transaction():
+            source.update(source.find(id=1), w="new name")
+            source.insert(id=9, w=None, n=9)
+        destination.write_events(source.events(spark))
+        check(source)
+
+    # -- many tables --------------------------------------------------------------------------
+
+    def test_several_tables_at_once(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        sources = [keyed_source(tmp_path) for _ in range(2)]
+
+        def work(source: Source) -> None:
+            copy(destination, spark, source)
+            with source.transaction():
+                source.update(source.find(id=1), v=str(source.schema.name))
+            destination.write_events(source.events(spark))
+
+        with ThreadPoolExecutor(len(sources)) as pool:
+            list(pool.map(work, sources))
+        for source in sources:
+            check(source)
+        # And in one call.
+        for source in sources:
+            with source.transaction():
+                source.delete(source.find(id=2))
+        rounds = [source.events(spark) for source in sources]
+        span = Span(rounds[0].span.after, rounds[0].span.upto)
+        destination.write_events(Events(span, tuple(round.tables[0] for round in rounds)))
+        for source in sources:
+            check(source)
+
+
+def copy(destination: Destination, spark: SparkSession, source: Source) -> None:
+    """Copy the table as it is now, as a pipeline does."""
+    rows = source.copy_rows(spark)
+    destination.truncate_table(source.schema)
+    destination.write_table_rows(source.schema, rows)
+    if isinstance(destination, Positioned):
+        destination.mark_applied(source.schema, source.position)
+
+
+def follow(destination: Destination, way: Evolution) -> bool:
+    """Whether the destination's table has the other form now; otherwise it is to be copied."""
+    if not isinstance(destination, ChangesTables):
+        return False
+    try:
+        destination.change_table(way)
+        destination.change_table(way)
+    except NotFollowed:
+        return False
+    return True
+
+
+def assert_equal(stored: Sequence[Row], source: Source) -> None:
+    """Whether both have the same rows, in any order; values are compared, not their form."""
+    names = source.schema.column_names
+    assert_same(
+        [{name: _plain(row[name]) for name in names} for row in stored],
+        [{name: _plain(row[name]) for name in names} for row in source.rows],
+    )
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Inexact():
+            return _plain(value.near)
+        case Decimal():
+            text = format(value, "f")
+            return text.rstrip("0").rstrip(".") if "." in text else text
+        case datetime.datetime() if value.tzinfo is not None:
+            return value.astimezone(datetime.UTC).isoformat()
+        case bytes() | bytearray() | memoryview():
+            return bytes(value)
+        case list() | tuple():
+            return [_plain(element) for element in value]
+    return value

@@ -1,0 +1,262 @@
+"""A table as Postgres would have it, row by row, that writes the change log of what is done to it.
+
+The slow and obvious way, to hold the fast ones against: what a destination has after the same
+changes must equal ``Source.rows``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from walflow.destinations.base import Events, TableChanges
+from walflow.evolution import Evolution
+from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
+from walflow.source.values import arrow_type
+from walflow.spark.copies import read_copy
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Inexact", "Row", "Source", "assert_same", "make_schema", "same"]
+
+_MORE_TYPES: Mapping[str, pa.DataType] = {
+    "smallint": pa.int16(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+_EXACT = pa.map_(pa.string(), pa.string())
+
+Row = dict[str, Any]
+
+_files = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Inexact:
+    """A Postgres value that the column holds only nearly."""
+
+    near: Any
+    text: str
+
+
+def make_schema(
+    columns: Mapping[str, str], key: Sequence[str], name: str = "t", schema: str = "public"
+) -> TableSchema:
+    return TableSchema(
+        oid=1,
+        name=TableName(schema, name),
+        columns=tuple(
+            Column(column, PgType("any", 0, 0), spark_type, column not in key, number)
+            for number, (column, spark_type) in enumerate(columns.items(), 1)
+        ),
+        key=tuple(key),
+    )
+
+
+class Source:
+    """A table and its log. Rows are dictionaries; the log is cut where ``events`` is called."""
+
+    def __init__(self, schema: TableSchema, folder: Path) -> None:
+        self.schema = schema
+        self.rows: list[Row] = []
+        self._folder = folder
+        self._lsn = 1000
+        self._seq = 0
+        self._cut = Lsn(1000)
+        self._log: list[Row] = []
+
+    @property
+    def position(self) -> Lsn:
+        """The end of the last transaction."""
+        return Lsn(self._lsn)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self._seq = 0
+        yield
+        self._lsn += 10
+
+    def insert(self, **row: Any) -> None:
+        full = {name: row.get(name) for name in self.schema.column_names}
+        self.rows.append(full)
+        self._note("insert", full)
+
+    def update(self, old: Row, unsent: Sequence[str] = (), **changed: Any) -> Row:
+        """Change the row; ``unsent`` columns, which must not change, are left out of the log."""
+        assert not set(unsent) & set(changed)
+        new = {**old, **changed}
+        index = next(number for number, row in enumerate(self.rows) if row is old)
+        self.rows[index] = new
+        identity = self.schema.key or self.schema.column_names
+        moved = not self.schema.key or any(old[name] != new[name] for name in identity)
+        self._note("update", new, unsent, {n: old[n] for n in identity} if moved else None)
+        return new
+
+    def delete(self, row: Row) -> None:
+        self.rows = [other for other in self.rows if other is not row]
+        identity = self.schema.key or self.schema.column_names
+        self._note("delete", {name: row[name] for name in identity})
+
+    def truncate(self) -> None:
+        self.rows = []
+        self._note("truncate", {})
+
+    def find(self, **key: Any) -> Row:
+        return next(r for r in self.rows if all(r[name] == value for name, value in key.items()))
+
+    def _note(
+        self, kind: str, row: Row, unsent: Sequence[str] = (), old: Row | None = None
+    ) -> None:
+        exact = {n: v.text for n, v in row.items() if isinstance(v, Inexact) and n not in unsent}
+        if old is not None:
+            exact |= {f"_old.{n}": v.text for n, v in old.items() if isinstance(v, Inexact)}
+        held = {name: _near(value) for name, value in row.items() if name not in unsent}
+        self._log.append(
+            {
+                "_change_type": kind,
+                "_lsn": self._lsn + 5,
+                "_seq": self._seq,
+                "_timestamp": 0,
+                "_xid": self._lsn,
+                "_unchanged": list(unsent) or None,
+                "_old": None if old is None else {n: _near(v) for n, v in old.items()},
+                "_exact": list(exact.items()) or None,
+                **{name: held.get(name) for name in self.schema.column_names},
+            }
+        )
+        self._seq += 1
+
+    def events(self, spark: SparkSession, pieces: int = 1) -> Events:
+        """What was done since the last call, in this many files."""
+        log, self._log = self._log, []
+        span, self._cut = Span(self._cut, self.position), self.position
+        bounds = [len(log) * n // pieces for n in range(pieces + 1)]
+        files = [
+            str(self._write(log[start:end]))
+            for start, end in itertools.pairwise(bounds)
+            if end > start
+        ]
+        return Events(span, (TableChanges(self.schema, tuple(files), _stats(log), spark),))
+
+    def _write(self, rows: Sequence[Row]) -> Path:
+        identity = [(c.name, _arrow(c.spark_type)) for c in self.schema.identity_columns]
+        optional = {
+            "_unchanged": pa.list_(pa.string()),
+            "_old": pa.struct(identity),
+            "_exact": _EXACT,
+        }
+        types = {
+            "_change_type": pa.string(),
+            "_lsn": pa.int64(),
+            "_seq": pa.int64(),
+            "_timestamp": pa.timestamp("us", "UTC"),
+            "_xid": pa.int64(),
+            **{n: t for n, t in optional.items() if any(row[n] is not None for row in rows)},
+            **{column.name: _arrow(column.spark_type) for column in self.schema.columns},
+        }
+        file = self._folder / f"changes-{next(_files)}.parquet"
+        arrays = [pa.array([row[name] for row in rows], kind) for name, kind in types.items()]
+        pq.write_table(pa.table(arrays, list(types)), file)
+        return file
+
+    def change_form(self, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
+        """Give the table another form: ``missing`` is what its rows have in columns that are new.
+        What was done before has to be told first (``events``)."""
+        assert not self._log, "there are changes of the form before"
+        before = self.schema
+        was = {column.position: column.name for column in before.columns}
+        now = {column.position for column in after.columns}
+        self.rows = [
+            {
+                column.name: row[was[column.position]]
+                if column.position in was
+                else missing.get(column.name)
+                for column in after.columns
+            }
+            for row in self.rows
+        ]
+        self.schema = after
+        stayed = [(before.column(was[c.position]), c) for c in after.columns if c.position in was]
+        return Evolution(
+            before,
+            after,
+            added=tuple(column for column in after.columns if column.position not in was),
+            dropped=tuple(column for column in before.columns if column.position not in now),
+            renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
+            missing=missing,
+        )
+
+    def copy_rows(self, spark: SparkSession) -> DataFrame:
+        """All rows as they are now, as a destination is given them; the log goes on from here."""
+        self.events(spark)
+        exact = any(isinstance(value, Inexact) for row in self.rows for value in row.values())
+        files = [str(self.copy_file(exact))] if self.rows else []
+        return read_copy(spark, files, self.schema, exact)
+
+    def copy_file(self, exact: bool = False) -> Path:
+        """All rows as they are now, as a file of the copy."""
+        arrays = [
+            pa.array([_near(row[c.name]) for row in self.rows], _arrow(c.spark_type))
+            for c in self.schema.columns
+        ]
+        names = list(self.schema.column_names)
+        if exact:
+            texts = [
+                [(n, v.text) for n, v in row.items() if isinstance(v, Inexact)] or None
+                for row in self.rows
+            ]
+            arrays.append(pa.array(texts, _EXACT))
+            names.append("_exact")
+        file = self._folder / f"copy-{next(_files)}.parquet"
+        pq.write_table(pa.table(arrays, names), file)
+        return file
+
+
+def _near(value: Any) -> Any:
+    return value.near if isinstance(value, Inexact) else value
+
+
+def _stats(log: Sequence[Row]) -> ChangeStats:
+    kinds = [row["_change_type"] for row in log]
+    truncates = [(r["_lsn"], r["_seq"]) for r in log if r["_change_type"] == "truncate"]
+    return ChangeStats(
+        rows=len(log),
+        inserts=kinds.count("insert"),
+        updates=kinds.count("update"),
+        deletes=kinds.count("delete"),
+        key_changes=sum(row["_old"] is not None for row in log),
+        truncates=len(truncates),
+        unchanged=any(row["_unchanged"] is not None for row in log),
+        exact=any(row["_exact"] is not None for row in log),
+        last_truncate=max(truncates, default=None),
+    )
+
+
+def _arrow(spark_type: str) -> pa.DataType:
+    return _MORE_TYPES.get(spark_type) or arrow_type(spark_type)
+
+
+def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
+    """Whether both are the same multiset of rows."""
+    return sorted(map(_sortable, left)) == sorted(map(_sortable, right))
+
+
+def _sortable(row: Row) -> str:
+    return repr({name: row[name] for name in sorted(row)})
+
+
+def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
+    if not same(stored, expected):
+        stored_set, expected_set = {_sortable(r) for r in stored}, {_sortable(r) for r in expected}
+        raise AssertionError(
+            f"{len(stored)} rows stored, {len(expected)} expected;\n"
+            f"too many: {sorted(stored_set - expected_set)[:5]}\n"
+            f"missing: {sorted(expected_set - stored_set)[:5]}"
+        )
