@@ -16,7 +16,7 @@ from walflow.errors import StoreError
 from walflow.model import TableName
 from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
-from walflow.stores import open_store, database_of, state_file
+from walflow.stores import database_of, open_store, state_file
 
 __all__ = ["check_store"]
 
