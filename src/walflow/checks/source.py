@@ -175,7 +175,8 @@ def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Findin
     """What becomes of the slot while nobody reads it, and when a standby takes over."""
     source, state = facts.settings.source, read_slot(session, facts.settings.slot)
     resyncs = source.on_slot_lost == "resync"
-    lost = slot_loss(state) if state.exists else None
+    # One that has none is not one of ours.
+    lost = slot_loss(state) if state.confirmed_flush is not None else None
     if lost is not None:
         if not resyncs:
             raise lost
