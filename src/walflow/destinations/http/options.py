@@ -28,7 +28,7 @@ class HttpOptions:
     """How often a request is sent again before the table's round counts as failed."""
     retry_delay_ms: int = 500
     """How long to wait before the first of these. Doubles, up to 30 s; up to as much again is
-    added at random. An answer's Retry-After is obeyed, up to five minutes."""
+    added at random. An answer's Retry-After is obeyed, up to a minute."""
     gzip: bool = True
     """Whether bodies are compressed."""
 

@@ -20,7 +20,7 @@ from walflow.redaction import redacted
 __all__ = ["Sender"]
 
 _LONGEST_PAUSE = 30.0
-_LONGEST_RETRY_AFTER = 300.0
+_LONGEST_RETRY_AFTER = 60.0
 _TOO_MANY = 429
 _SHOWN = 500
 
@@ -71,8 +71,7 @@ class Sender:
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Again),
-            stop=tenacity.stop_after_attempt(1 + self._options.retry_attempts)
-            | tenacity.stop_when_event_set(self._stop),
+            stop=tenacity.stop_after_attempt(1 + self._options.retry_attempts),
             wait=self._wait,
             sleep=self._sleep,
             before_sleep=lambda state: _tell(what, state),
@@ -123,7 +122,8 @@ class Sender:
         return {SIGNATURE_HEADER: value}
 
     def _sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)
+        if self._stop.wait(seconds):
+            raise _Again("it was not waited for: the pipeline ends")
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
