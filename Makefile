@@ -14,11 +14,11 @@ ARGS ?=
 # $(call heading,text): what runs now, easy to find in a long log.
 heading = @printf '\n== %s ==\n' '$(1)'
 
-.PHONY: help setup demo test lint types format pytest postgres bench lock clean
+.PHONY: help setup demo test lint types docs docs-serve pictures format pytest postgres bench lock clean
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets (pass options as ARGS=\"…\"):"} \
-	  /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything in the lock (done once; other targets do it too)
 
@@ -29,7 +29,7 @@ $(STAMP): requirements.lock requirements-build.lock pyproject.toml tools/make-ve
 demo: $(STAMP) ## A live shop in an embedded Postgres, replicated to Iceberg (ARGS="--seconds 10")
 	@exec $(BIN)/walflow demo $(ARGS)
 
-test: lint types pytest ## Lint, format check, types, import borders and all tests
+test: lint types docs pytest ## Lint, format check, types, import borders, docs and all tests
 
 lint: $(STAMP) ## Ruff (rules and format) and the import borders
 	$(call heading,ruff check)
@@ -42,6 +42,16 @@ lint: $(STAMP) ## Ruff (rules and format) and the import borders
 types: $(STAMP) ## mypy, strict, tests included
 	$(call heading,mypy --strict)
 	@$(BIN)/mypy
+
+docs: $(STAMP) ## Build the docs' site (build/site); a link that leads nowhere is an error
+	$(call heading,docs)
+	@$(BIN)/python -m tools.docs build
+
+docs-serve: $(STAMP) ## Show the docs' site while you write
+	@exec $(BIN)/python -m tools.docs serve
+
+pictures: $(STAMP) ## Make the docs' pictures of the terminal anew
+	@exec $(BIN)/python -m tools.docs.terminal_pictures
 
 # All tests run in several processes at once, file by file (WORKERS=1 if one alone is wanted); those
 # that ARGS choose in one, which starts sooner.
