@@ -11,7 +11,7 @@ import pytest
 import walflow
 
 NAMES = {
-    "walflow": "Pipeline Settings load_settings",
+    "walflow": "Lsn Pipeline PipelineStatus Settings TableName WalflowError load_settings",
     "walflow.config": (
         "ApplySettings BatchSettings CopySettings DestinationSettings LogSettings "
         "MaintenanceSettings "
@@ -21,9 +21,14 @@ NAMES = {
     ),
     "walflow.destinations.base": (
         "AdoptsFiles ChangesTables Checked Destination DropsTables Events FormerChanges "
-        "KeepsProgress ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup SwapsTables "
-        "TableChanges TableProgress TablesFailed"
+        "KeepsProgress ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup "
+        "SwapsTables TableChanges TableProgress TablesFailed"
     ),
+    "walflow.destinations.arrow": "ArrowDestination",
+    "walflow.destinations.http": (
+        "SIGNATURE_HEADER HttpDestination HttpOptions is_signed signature"
+    ),
+    "walflow.destinations.rowwise": ("Change Delete Insert Row RowwiseDestination Truncate Update"),
     "walflow.errors": (
         "AuthenticationFailed BadUri CannotConnect CheckFailed ConfigError ConnectionLost "
         "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "
@@ -49,8 +54,13 @@ NAMES = {
         "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "
         "StateStore Store"
     ),
+    "walflow.stores.memory": "Memory MemoryStore",
+    "walflow.testing.destinations": "DestinationContract ReadRows",
+    "walflow.testing.faults": "FaultyDestination failpoints",
     "walflow.testing.postgres": "EmbeddedPostgres available_versions find_binaries",
     "walflow.testing.redis": "EmbeddedRedis find_redis_server",
+    "walflow.testing.sources": "Inexact Row Source assert_same make_schema same",
+    "walflow.testing.spark": "spark",
     "walflow.testing.stores": "OpenStore StoreContract",
 }
 

@@ -1,11 +1,13 @@
 """walflow keeps analytical tables equal to Postgres tables.
 
-from pathlib import Path
+    from walflow import Pipeline
 
-from walflow import Pipeline, load_settings
+    with Pipeline({"source.uri": "postgresql://…", "destination.uri": "iceberg:///…"}) as pipeline:
+        pipeline.wait()
 
-with Pipeline(load_settings(Path("shop.yaml"))) as pipeline:
-    pipeline.wait()
+The names here are the beginning. Those who write a destination or a store of their own find what
+they need in ``walflow.destinations.rowwise`` and ``walflow.stores.base``, and tests for it in
+``walflow.testing``.
 """
 
 from __future__ import annotations
@@ -15,14 +17,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from walflow.config import Settings, load_settings
-    from walflow.pipeline.pipeline import Pipeline
+    from walflow.errors import WalflowError
+    from walflow.model import Lsn, TableName
+    from walflow.pipeline.pipeline import Pipeline, PipelineStatus
 
-__all__ = ["Pipeline", "Settings", "load_settings"]
+__all__ = [
+    "Lsn",
+    "Pipeline",
+    "PipelineStatus",
+    "Settings",
+    "TableName",
+    "WalflowError",
+    "load_settings",
+]
 
 # Imported when they are first asked for: the command must not wait for what it does not use.
 _HOMES = {
+    "Lsn": "walflow.model",
     "Pipeline": "walflow.pipeline.pipeline",
+    "PipelineStatus": "walflow.pipeline.pipeline",
     "Settings": "walflow.config",
+    "TableName": "walflow.model",
+    "WalflowError": "walflow.errors",
     "load_settings": "walflow.config",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from walflow.destinations import _check_writable, warehouse_of
+from walflow.destinations import check_folder, warehouse_of
 from walflow.destinations.base import TablesFailed
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.model import TableName
@@ -16,8 +16,8 @@ ONE, TWO = TableName("public", "one"), TableName("public", "two")
 
 
 def test_a_folder_that_can_be_made_is_not_made(tmp_path: Path) -> None:
-    _check_writable(tmp_path)
-    _check_writable(tmp_path / "a" / "lake")
+    check_folder(tmp_path)
+    check_folder(tmp_path / "a" / "lake")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -26,7 +26,7 @@ def test_what_is_no_folder_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     with pytest.raises(DestinationError, match="is not a folder"):
-        _check_writable(tmp_path / place)
+        check_folder(tmp_path / place)
 
 
 def test_a_folder_with_signs_of_uris_in_its_name() -> None:

@@ -55,7 +55,7 @@ def running(
     caught_up: bool = True,
 ) -> Iterator[Pipeline]:
     """A pipeline that has caught up with what was committed before (unless told otherwise)."""
-    pipeline = Pipeline(settings, metrics, spark=spark, destination=destination, store=store)
+    pipeline = Pipeline(settings, store, destination, spark=spark, metrics=metrics)
     pipeline.start()
     try:
         if caught_up:

@@ -86,7 +86,7 @@ def _run(
     from walflow.source.connection import redact
 
     metrics = Metrics()
-    running = _Running(Pipeline(settings, metrics, debug=debug), until_caught_up)
+    running = _Running(Pipeline(settings, metrics=metrics, debug=debug), until_caught_up)
     work = Work(running.work)
     watcher = Watcher(
         Console(),

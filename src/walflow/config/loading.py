@@ -21,8 +21,8 @@ __all__ = ["load_settings"]
 
 
 def load_settings(
-    file: Path | None,
-    overrides: Mapping[str, Any],
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from the file (if any) under the environment under the overrides.
@@ -32,7 +32,7 @@ def load_settings(
     never shows a value.
     """
     environment = os.environ if environment is None else environment
-    said, set_there = _from_overrides(overrides), _from_environment(environment)
+    said, set_there = _from_overrides(overrides or {}), _from_environment(environment)
     written = {} if file is None else _from_file(file)
     layers = {
         "command line": said,

@@ -30,6 +30,7 @@ __all__ = [
     "open_destination",
     "open_without_spark",
     "packages_of",
+    "run_on_spark",
     "warehouse_of",
 ]
 
@@ -97,10 +98,7 @@ def open_destination(
     terminal.
     """
     if (own := open_without_spark(settings)) is not None:
-        from walflow.spark.session import make_session
-
-        session = spark or make_session(settings.spark, [], {}, debug=debug)
-        return OpenDestination(own, session, owns_spark=spark is None)
+        return run_on_spark(own, settings, spark, debug=debug)
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
@@ -132,6 +130,18 @@ def open_destination(
             target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
         ).start()
     return OpenDestination(destination, spark, owns_spark)
+
+
+def run_on_spark(
+    destination: Destination, settings: Settings, spark: SparkSession | None, *, debug: bool = False
+) -> OpenDestination:
+    """Start a destination that brings no jars, and Spark for it unless a session is given."""
+    from walflow.spark.session import make_session
+
+    if isinstance(destination, Startup):
+        destination.startup()
+    session = spark or make_session(settings.spark, [], {}, debug=debug)
+    return OpenDestination(destination, session, owns_spark=spark is None)
 
 
 def open_without_spark(settings: Settings) -> Destination | None:

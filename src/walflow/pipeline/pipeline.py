@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import structlog
 
 from walflow.changelog import ChangeLog, LogIdentity
-from walflow.config import Settings
-from walflow.destinations import OpenDestination, open_destination
+from walflow.config import Settings, load_settings
+from walflow.destinations import OpenDestination, open_destination, run_on_spark
 from walflow.destinations.base import Destination
 from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
@@ -31,11 +31,12 @@ from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.retrying import Retries
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import Tables
+from walflow.plugins import PYTHON
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication
 from walflow.source.slots import slot_loss
-from walflow.spark.session import cores, jvm_ended, jvm_ended_error, make_session
+from walflow.spark.session import cores, jvm_ended, jvm_ended_error
 from walflow.states import stands_at
 from walflow.stores import open_store, state_file
 from walflow.stores.base import Action, Report, Request, Store
@@ -63,16 +64,21 @@ class Pipeline:
 
     def __init__(
         self,
-        settings: Settings,
-        metrics: Metrics | None = None,
-        *,
+        config: Settings | Mapping[str, Any],
         store: Store | None = None,
         destination: Destination | None = None,
+        *,
         spark: SparkSession | None = None,
+        metrics: Metrics | None = None,
         debug: bool = False,
     ) -> None:
-        """What is given is used instead of what the settings name, and is left open. ``spark``
-        must have the destination's jars; a destination that is given brings its own."""
+        """``config`` are settings, or what ``load_settings`` makes some of: ``{"source.uri": …}``,
+        over the environment. What else is given is used instead of what they name.
+
+        A store and a session are left open, a destination is started and shut down with the
+        pipeline. ``spark`` must have the jars of the destination that the settings name.
+        """
+        settings = config if isinstance(config, Settings) else _settings(config, destination)
         self._given_spark = spark
         self._given_destination = destination
         self._given_store = store
@@ -206,9 +212,7 @@ class Pipeline:
             return open_destination(
                 settings, source, timeline=timeline, spark=spark, debug=self._debug
             )
-        owns_spark = spark is None
-        spark = spark or make_session(settings.spark, [], {}, debug=self._debug)
-        return OpenDestination(self._given_destination, spark, owns_spark)
+        return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
         """Somebody may rewrite a large table just now: that is to be waited for."""
@@ -474,3 +478,13 @@ class Pipeline:
                 self._fail(error)
         finally:
             self._stop.set()
+
+
+def _settings(config: Mapping[str, Any], destination: Destination | None) -> Settings:
+    if destination is None:
+        return load_settings(None, config)
+    # One that is given need not be named, but messages and the store's entries name it.
+    kind = type(destination)
+    return load_settings(
+        None, {"destination.uri": f"{PYTHON}:{kind.__module__}:{kind.__qualname__}", **config}
+    )
