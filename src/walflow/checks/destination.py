@@ -23,7 +23,10 @@ from walflow.errors import DestinationError
 from walflow.mapping import TableMapping
 from walflow.redaction import redacted
 
-__all__ = ["check_destination"]
+__all__ = ["STARTING", "check_destination"]
+
+STARTING = "starting Spark"
+"""What is told while nothing has been made yet."""
 
 _AREA = Area.DESTINATION
 
@@ -82,7 +85,7 @@ def _forms(facts: Facts) -> Iterator[Finding]:
 
 
 def _writing_on_spark(facts: Facts) -> Iterator[Finding]:
-    facts.doing("starting Spark")
+    facts.doing(STARTING)
     with closing(
         open_destination(
             facts.settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,10 +65,13 @@ def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     findings = Findings(settings, chosen.found_again, verbose=given["verbose"])
     if given["as_json"]:
         code = _attended(facts, findings)
-        click.echo(findings.as_json())
+        if not code:
+            click.echo(findings.as_json())
     else:
         with findings.shown():
             code = _attended(facts, findings)
+    if code:
+        click.echo("Stopped. What was made for the checks is removed.", err=True)
     return code or findings.exit_code(strict=given["strict"])
 
 
@@ -77,6 +80,7 @@ def _attended(facts: Facts, findings: Findings) -> int:
     The exit code of a signal, or 0."""
     import queue
 
+    from walflow.checks.destination import STARTING
     from walflow.checks.performing import perform
     from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
@@ -96,16 +100,21 @@ def _attended(facts: Facts, findings: Findings) -> int:
         working = Work(work)
         working.start()
         while working.is_alive() or not found.empty():
-            try:
-                findings.take(found.get(timeout=_POLL_SECONDS))
-            except queue.Empty:
-                if signals.count and findings.doing == "starting Spark":
+            if signals.count:
+                if findings.doing == STARTING:
                     # Nothing is made yet: what waits for it fails, and cleans up.
                     end_descendants()
+                findings.stop()
+                working.join(_POLL_SECONDS)
             if signals.count > 1:
                 leave_at_once(signals.exit_code, folder)
+            with suppress(queue.Empty):
+                taken = found.get(timeout=_POLL_SECONDS)
+                # A signal to all our processes ends Spark too, of which nobody wants to hear.
+                if not signals.count:
+                    findings.take(taken)
         if signals.count:
-            click.echo("Stopped. What the checks had made is removed.", err=True)
+            findings.stop()
             return signals.exit_code
         working.result()
     return 0

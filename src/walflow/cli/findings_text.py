@@ -43,6 +43,7 @@ class Findings:
         self._console: Console | None = None
         self._status: Status | None = None
         self._area = ""
+        self._stopped = False
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -60,19 +61,28 @@ class Findings:
         finally:
             if self._status is not None:
                 self._status.stop()
-        console.print(Text(f"\n{self._sum()}", style="bold"), soft_wrap=True)
+        if not self._stopped:
+            console.print(Text(f"\n{self._sum()}", style="bold"), soft_wrap=True)
+
+    def stop(self) -> None:
+        """The sum is of no interest. Repeats safely."""
+        self._stopped = True
+        self._tell("removing what was made (Ctrl-C again stops at once)")
 
     def take(self, found: Finding | str) -> None:
         """A finding, or what takes long now."""
         if isinstance(found, str):
-            self.doing = found
-            if self._status is not None:
-                self._status.update(f"{found} …")
+            self._tell(found)
             return
         self.doing = ""
         self._all.append(found)
         if self._console is not None and (self._verbose or not found.detail):
             self._print(self._console, found)
+
+    def _tell(self, doing: str) -> None:
+        self.doing = doing
+        if self._status is not None:
+            self._status.update(f"{doing} …")
 
     def _print(self, console: Console, found: Finding) -> None:
         if found.area != self._area:
