@@ -19,6 +19,7 @@ from walflow.cli.demo import demo
 from walflow.cli.drop import drop
 from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
+from walflow.cli.init import init
 from walflow.cli.run import run
 from walflow.cli.status import status
 from walflow.cli.view_sql import view
@@ -37,7 +38,7 @@ def walflow() -> None:
     """Keep analytical tables equal to Postgres tables."""
 
 
-for command in (run, check, status, as_of, view, retry, rollback, resync, drop, demo, bench):
+for command in (init, run, check, status, as_of, view, retry, rollback, resync, drop, demo, bench):
     walflow.add_command(command)
 
 

@@ -5,7 +5,6 @@ Needs no right but to connect, and writes nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +22,7 @@ from walflow.source.attributes import Attribute, Attributes, read_attributes, wi
 from walflow.source.connection import Session, source_errors
 from walflow.source.identities import Identities
 from walflow.source.membership import read_memberships
+from walflow.source.physical import PhysicalRelation, read_relations
 from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation, RelationColumn
 from walflow.source.rights import select_refusal
@@ -33,7 +33,6 @@ from walflow.states import Membership
 
 __all__ = [
     "RESERVED_COLUMNS",
-    "PhysicalRelation",
     "PublishedTable",
     "describe_relation",
     "published_tables",
@@ -67,28 +66,6 @@ RESERVED_COLUMNS = frozenset(
     }
 )
 """Names that the change log and the destinations' tables need for themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhysicalRelation:
-    """A table with rows of its own: the published one, or a partition of it."""
-
-    oid: int
-    name: TableName
-    pages: int
-    bytes: int
-    """With its TOASTed values, which the pages do not count."""
-    rows: int
-    """As last counted by the server; 0 if never."""
-    readable: bool
-    """Whether our role may SELECT from it, and row security hides nothing."""
-    hidden: bool
-    """Our role may SELECT from it, but row security may hide rows."""
-    has_identity: bool
-    """Whether Postgres logs what finds the old row of an update or delete."""
-    filenode: int
-    """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +108,6 @@ SELECT DISTINCT c.oid, n.nspname, c.relname, c.relreplident, c.relkind = 'p', {c
  ORDER BY n.nspname, c.relname
 """
 
-# A partitioned table has no rows, and foreign or unlogged partitions are not in the log.
-_RELATIONS = """
-SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
-       coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0),
-       coalesce(pg_table_size(c.oid), 0),
-       greatest(c.reltuples, 0)::int8,
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-         AND NOT row_security_active(c.oid),
-       has_table_privilege(c.oid, 'SELECT') AND row_security_active(c.oid),
-       coalesce(pg_relation_filenode(c.oid), 0)
-  FROM unnest(%s::oid[]) AS root
-  LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
-  JOIN pg_class AS c ON c.oid = coalesce(t.relid, root)
-  JOIN pg_namespace AS n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p'
- ORDER BY root, n.nspname, c.relname
-"""
-
 
 def published_tables(
     connection: Session,
@@ -184,26 +143,10 @@ def _published_tables(
     tables = [row for row in rows if chosen.have(TableName(row[1], row[2]))]
     oids = [table[0] for table in tables]
     attributes = read_attributes(connection, oids)
-    relations = connection.execute(_RELATIONS, [oids]).fetchall()
-    identities = Identities(connection, [*oids, *(relation[1] for relation in relations)])
+    physical = read_relations(connection, oids)
+    identities = Identities(connection, oids)
     types = types or TypeCatalog(connection)
     types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table.live)
-
-    physical: dict[int, list[PhysicalRelation]] = defaultdict(list)
-    for root, oid, schema, name, identity, pages, size, rows, readable, hidden, file in relations:
-        physical[root].append(
-            PhysicalRelation(
-                oid=oid,
-                name=TableName(schema, name),
-                pages=pages,
-                bytes=size,
-                rows=rows,
-                readable=readable,
-                hidden=hidden,
-                has_identity=identities.usable(oid, ReplicaIdentity(identity)),
-                filenode=file,
-            )
-        )
 
     memberships = read_memberships(
         connection,
@@ -258,7 +201,7 @@ def _published_tables(
                 schema=described,
                 publication=published,
                 row_filter=row_filter,
-                relations=tuple(physical[oid]),
+                relations=physical[oid],
                 partitioned=partitioned,
                 membership=memberships[oid],
                 uncovered=tuple(sorted(uncovered)),

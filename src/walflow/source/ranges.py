@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from walflow.model import TableName, TableSchema, quote_identifier
-from walflow.source.catalog import PhysicalRelation, PublishedTable
+from walflow.source.catalog import PublishedTable
+from walflow.source.physical import PhysicalRelation
 from walflow.source.values import copy_expression
 
 __all__ = ["CopyRange", "copied_columns", "copy_ranges", "page_range"]

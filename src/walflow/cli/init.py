@@ -1,0 +1,213 @@
+"""``walflow init``: a settings file with comments, from a database as it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from walflow.cli.debugging import debug_option
+from walflow.errors import ConfigError, WalflowError
+
+if TYPE_CHECKING:
+    from walflow.cli.init_text import Draft
+    from walflow.cli.init_uris import WrittenUri
+    from walflow.config import Settings
+    from walflow.source.server import Server
+    from walflow.source.survey import SurveyedTable
+
+__all__ = ["init"]
+
+_STANDARD_OUTPUT = Path("-")
+_SCHEMA = "walflow.schema.json"
+
+
+@click.command(
+    epilog="The tables are those of the publication, or, if there is none yet, all of the database "
+    "that can be published as they are. Passwords are not written: the file names variables of the "
+    "environment instead, and the command says which. Nothing is changed in the database.\n\n"
+    "\b\nExample:\n"
+    "  walflow init --from postgresql://walflow@db/shop --to iceberg:///data/lake\n"
+    "  walflow check pipeline.yaml\n"
+    "  walflow run pipeline.yaml"
+)
+@click.argument("file", default="pipeline.yaml", type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--from",
+    "source",
+    metavar="URI",
+    required=True,
+    envvar="WALFLOW_SOURCE__URI",
+    show_envvar=True,
+    help="postgresql://user:password@host/db",
+)
+@click.option(
+    "--to",
+    "destination",
+    metavar="URI",
+    envvar="WALFLOW_DESTINATION__URI",
+    show_envvar=True,
+    help="Where the tables go.  [default: iceberg tables in the folder lake beside FILE]",
+)
+@click.option(
+    "--publication",
+    envvar="WALFLOW_SOURCE__PUBLICATION",
+    help="Whose tables are followed.  [default: walflow]",
+)
+@click.option(
+    "--name", envvar="WALFLOW_NAME", help="The pipeline's name.  [default: the database's]"
+)
+@click.option("--force", is_flag=True, help="Write FILE also if there is one.")
+@debug_option
+def init(
+    file: Path,
+    source: str,
+    destination: str | None,
+    publication: str | None,
+    name: str | None,
+    *,
+    force: bool,
+) -> None:
+    """Write a settings file for a database, with its tables and what is to be known of them.
+
+    FILE is pipeline.yaml unless it is named; - is the standard output.
+    """
+    from walflow.cli.init_text import file_text
+
+    printed = file == _STANDARD_OUTPUT
+    if not printed and file.exists() and not force:
+        raise ConfigError(
+            f"There is a file {file} already.",
+            hint="Name another one, or write it anew with --force.",
+        )
+    folder = Path.cwd() if printed else file.parent.resolve()
+    settings = _settings(
+        {
+            "source.uri": source,
+            "destination.uri": destination or f"iceberg://{folder}/lake",
+            "source.publication": publication,
+            "name": name,
+        }
+    )
+    draft, variables = _look(settings, name, schema=None if printed else _SCHEMA)
+    text = file_text(draft)
+    if printed:
+        click.echo(text, nl=False)
+    else:
+        _write(file, text)
+    _tell(draft, variables, file)
+
+
+def _settings(given: dict[str, str | None]) -> Settings:
+    from walflow.config import load_settings
+
+    return load_settings(None, given, environment={})
+
+
+def _look(
+    settings: Settings, name: str | None, *, schema: str | None
+) -> tuple[Draft, tuple[str, ...]]:
+    """What is to be written, and the variables that it needs."""
+    from walflow.cli.init_text import Draft
+    from walflow.cli.init_uris import written_destination, written_source
+    from walflow.source.connection import connect, redact
+    from walflow.source.publication import find_publication
+    from walflow.source.server import read_server
+    from walflow.source.survey import survey_tables
+
+    uri, publication = settings.source.uri.get_secret_value(), settings.source.publication
+    with connect(uri, application_name="walflow init") as session:
+        server = read_server(session)
+        published = find_publication(session, publication) is not None
+        tables = survey_tables(session, publication if published else None)
+    ends: tuple[WrittenUri, WrittenUri] = (
+        written_source(uri),
+        written_destination(settings.destination.uri),
+    )
+    draft = Draft(
+        name=name or _name_like(server.database),
+        source=ends[0].text,
+        destination=ends[1].text,
+        publication=publication,
+        published=published,
+        tables=tuple(tables),
+        warnings=tuple(_warnings(server, tables, publication if published else None)),
+        seen=f"{redact(uri)} (Postgres {server.major})",
+        schema=schema,
+    )
+    return draft, tuple(variable for end in ends for variable in end.variables)
+
+
+def _name_like(database: str) -> str:
+    """A pipeline's name can have fewer characters than a database's."""
+    return re.sub("[^a-z0-9_]+", "_", database.lower())[:50].strip("_") or "default"
+
+
+def _warnings(server: Server, tables: list[SurveyedTable], publication: str | None) -> list[str]:
+    """What stands in the way of a pipeline, or changes what it does."""
+    from walflow.source.preflight import check_server
+    from walflow.source.publication import identity_sql
+    from walflow.source.rights import select_refusal
+
+    found = []
+    try:
+        check_server(server)
+    except WalflowError as error:
+        found.append(f"{error.message} {error.hint}")
+    if not tables:
+        which = "the database" if publication is None else f'the publication "{publication}"'
+        found.append(f"There are no tables in {which} yet.")
+    without = [name for table in tables for name in table.without_identity]
+    if without:
+        now = "have" if publication is None else "are published and have"
+        found.append(
+            f"These tables {now} no replica identity (a primary key, say), and Postgres refuses "
+            f"updates and deletes of published ones: {', '.join(map(str, without))}. Give them "
+            f"primary keys, or run: {identity_sql(without)}"
+        )
+    closed = [part for table in tables for part in table.unreadable]
+    hidden = [part.name for part in closed if part.hidden]
+    refusal = select_refusal(server.role, [part.name for part in closed], hidden)
+    if refusal is not None:
+        found.append(f"{refusal.message} {refusal.hint}")
+    reserved = [f"{table.name} ({', '.join(table.reserved)})" for table in tables if table.reserved]
+    if reserved:
+        found.append(
+            "These tables have columns with names that walflow needs for itself: "
+            f"{', '.join(reserved)}. Rename the columns, or leave them out with a column list."
+        )
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    from walflow.config.schema import settings_schema
+
+    try:
+        file.write_text(text, encoding="utf-8")
+        (file.parent / _SCHEMA).write_text(settings_schema(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"The settings file {file} cannot be written: {error.strerror}.",
+            hint="Name a file in a folder that is there, and that you may write to.",
+        ) from None
+
+
+def _tell(draft: Draft, variables: tuple[str, ...], file: Path) -> None:
+    """On stderr, where it does not mix with a file that is printed."""
+    count = "1 table" if len(draft.tables) == 1 else f"{len(draft.tables)} tables"
+    printed = file == _STANDARD_OUTPUT
+    named = Path("pipeline.yaml") if printed else file
+    done = f"Looked at {count}" if printed else f"Wrote {file}: {count}"
+    click.echo(f"{done} of {draft.seen}.", err=True)
+    for warning in draft.warnings:
+        click.echo(f"{click.style('Warning:', fg='yellow', bold=True)} {warning}", err=True)
+    if variables:
+        click.echo("Secrets are not in it. Before you use it, set:", err=True)
+        for variable in variables:
+            click.echo(f"  export {variable}=…", err=True)
+    click.echo("Next:", err=True)
+    for command in ("check", "run"):
+        click.echo(f"  walflow {command} {shlex.quote(str(named))}", err=True)

@@ -1,0 +1,77 @@
+"""Where the rows of tables lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from walflow.model import ReplicaIdentity, TableName
+from walflow.source.connection import Session
+from walflow.source.identities import Identities
+
+__all__ = ["PhysicalRelation", "read_relations"]
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalRelation:
+    """A table with rows of its own: the published one, or a partition of it."""
+
+    oid: int
+    name: TableName
+    pages: int
+    bytes: int
+    """With its TOASTed values, which the pages do not count."""
+    rows: int
+    """As last counted by the server; 0 if never."""
+    readable: bool
+    """Whether our role may SELECT from it, and row security hides nothing."""
+    hidden: bool
+    """Our role may SELECT from it, but row security may hide rows."""
+    has_identity: bool
+    """Whether Postgres logs what finds the old row of an update or delete."""
+    filenode: int
+    """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
+    """
+
+
+# A partitioned table has no rows, and foreign or unlogged partitions are not in the log.
+_RELATIONS = """
+SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
+       coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0),
+       coalesce(pg_table_size(c.oid), 0),
+       greatest(c.reltuples, 0)::int8,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+         AND NOT row_security_active(c.oid),
+       has_table_privilege(c.oid, 'SELECT') AND row_security_active(c.oid),
+       coalesce(pg_relation_filenode(c.oid), 0)
+  FROM unnest(%s::oid[]) AS root
+  LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
+  JOIN pg_class AS c ON c.oid = coalesce(t.relid, root)
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+ ORDER BY root, n.nspname, c.relname
+"""
+
+
+def read_relations(
+    connection: Session, oids: Sequence[int]
+) -> dict[int, tuple[PhysicalRelation, ...]]:
+    """For each of these tables those that have its rows, sorted by name."""
+    rows = connection.execute(_RELATIONS, [list(oids)]).fetchall()
+    identities = Identities(connection, [row[1] for row in rows])
+    found: dict[int, list[PhysicalRelation]] = {oid: [] for oid in oids}
+    for root, oid, schema, name, identity, pages, size, count, readable, hidden, file in rows:
+        found[root].append(
+            PhysicalRelation(
+                oid=oid,
+                name=TableName(schema, name),
+                pages=pages,
+                bytes=size,
+                rows=count,
+                readable=readable,
+                hidden=hidden,
+                has_identity=identities.usable(oid, ReplicaIdentity(identity)),
+                filenode=file,
+            )
+        )
+    return {oid: tuple(relations) for oid, relations in found.items()}

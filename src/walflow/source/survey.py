@@ -1,0 +1,108 @@
+"""The tables of a database, before anything is published: what one wants to know to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from walflow.config import TablesSettings, TypeSettings
+from walflow.model import PgType, ReplicaIdentity, TableName
+from walflow.source.attributes import read_attributes
+from walflow.source.catalog import RESERVED_COLUMNS
+from walflow.source.connection import Session
+from walflow.source.identities import Identities
+from walflow.source.physical import PhysicalRelation, read_relations
+from walflow.source.publication import brief_look, find_tables
+from walflow.source.types import TypeCatalog
+from walflow.source.values import spark_type
+
+__all__ = ["SurveyedTable", "survey_tables"]
+
+_TEXTS = frozenset({18, 19, 25, 1042, 1043})
+""""char", name, text, character(n), varchar: strings in Postgres too."""
+
+_PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
+
+_OIDS = """
+SELECT c.oid, n.nspname, c.relname, c.relreplident
+  FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
+  JOIN pg_namespace AS n ON n.nspname = wanted.schema
+  JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = wanted.name
+ ORDER BY 2, 3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedTable:
+    name: TableName
+    identity: ReplicaIdentity
+    key: tuple[str, ...]
+    """The columns by which updates and deletes find rows."""
+    relations: tuple[PhysicalRelation, ...]
+    strings: tuple[tuple[str, str], ...]
+    """Columns that become strings and were none, each with its type."""
+    reserved: tuple[str, ...]
+    """Columns with names that walflow needs for itself."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(relation.bytes for relation in self.relations)
+
+    @property
+    def rows(self) -> int:
+        """The server's estimate."""
+        return sum(relation.rows for relation in self.relations)
+
+    @property
+    def without_identity(self) -> tuple[TableName, ...]:
+        """Itself, or partitions of it: once published, Postgres refuses their updates."""
+        return tuple(part.name for part in self.relations if not part.has_identity)
+
+    @property
+    def unreadable(self) -> tuple[PhysicalRelation, ...]:
+        return tuple(part for part in self.relations if not part.readable)
+
+
+def survey_tables(connection: Session, publication: str | None) -> list[SurveyedTable]:
+    """The tables of the publication, or all tables of the database, sorted by name."""
+    with brief_look(connection, "look at the tables"):
+        if publication is None:
+            names = find_tables(connection, TablesSettings())
+        else:
+            names = [TableName(*row) for row in connection.execute(_PUBLISHED, [publication])]
+        return _surveyed(connection, names)
+
+
+def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedTable]:
+    rows = connection.execute(
+        _OIDS, [[name.schema for name in names], [name.name for name in names]]
+    ).fetchall()
+    oids = [row[0] for row in rows]
+    attributes = read_attributes(connection, oids)
+    relations = read_relations(connection, oids)
+    identities = Identities(connection, oids)
+    types = TypeCatalog(connection)
+    types.load((a.type_oid, a.typmod) for table in attributes.values() for a in table.live)
+    found = []
+    for oid, schema, name, letter in rows:
+        live = attributes[oid].live
+        identity = ReplicaIdentity(letter)
+        numbers = identities.key(oid, identity)
+        resolved = [(a.name, types.resolve(a.type_oid, a.typmod)) for a in live]
+        found.append(
+            SurveyedTable(
+                name=TableName(schema, name),
+                identity=identity,
+                key=tuple(a.name for a in live if a.position in numbers),
+                relations=relations[oid],
+                strings=tuple((column, pg.name) for column, pg in resolved if _turns_string(pg)),
+                reserved=tuple(a.name for a in live if a.name in RESERVED_COLUMNS),
+            )
+        )
+    return found
+
+
+def _turns_string(pg: PgType) -> bool:
+    while pg.element is not None:
+        pg = pg.element
+    return pg.base not in _TEXTS and spark_type(pg, TypeSettings()) == "string"
