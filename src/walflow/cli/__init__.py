@@ -14,11 +14,13 @@ from walflow.cli.as_of import as_of
 from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
 from walflow.cli.check import check
+from walflow.cli.completion import completion
 from walflow.cli.debugging import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.drop import drop
 from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
+from walflow.cli.helping import HelpedGroup
 from walflow.cli.init import init
 from walflow.cli.run import run
 from walflow.cli.status import status
@@ -27,7 +29,25 @@ from walflow.cli.view_sql import view
 __all__ = ["main", "walflow"]
 
 
+_COMMANDS = {
+    "Set up": (init, check),
+    "Run": (run, status, retry, rollback, resync, drop),
+    "Read the tables": (as_of, view),
+    "More": (demo, bench, completion),
+}
+
+
 @click.group(
+    cls=HelpedGroup,
+    sections={
+        title: [command.name or "" for command in commands] for title, commands in _COMMANDS.items()
+    },
+    examples=(
+        "walflow demo",
+        "walflow check --from postgresql://walflow@db/shop --to iceberg:///data/lake",
+        "walflow run --from postgresql://walflow@db/shop --to iceberg:///data/lake "
+        "--create-publication",
+    ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     # As it is, not wrapped.
     epilog=f"\b\n{exit_codes()}",
@@ -35,11 +55,16 @@ __all__ = ["main", "walflow"]
 @debug_option
 @click.version_option(package_name="walflow", message="%(prog)s %(version)s")
 def walflow() -> None:
-    """Keep analytical tables equal to Postgres tables."""
+    """Keep analytical tables equal to Postgres tables.
+
+    A pipeline copies the tables of a publication once, then follows the write-ahead log. What it
+    needs is two URIs, or a settings file.
+    """
 
 
-for command in (init, run, check, status, as_of, view, retry, rollback, resync, drop, demo, bench):
-    walflow.add_command(command)
+for commands in _COMMANDS.values():
+    for command in commands:
+        walflow.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 
 @click.command(
     "as-of",
+    cls=HelpedCommand,
     epilog="While tables change, every second or few a picture is kept: which of their snapshots "
     "belong together. This prints the newest one, or the newest up to LSN or --at, and for each "
     "table the query that reads it. All tables then show the source at one and the same commit. "
@@ -40,7 +42,12 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
     "that is not known), recorded_at, asked, exact (whether it is as of the position asked for; "
     "null with --at: whether anything was committed between is not known), "
     "tables (table, destination, snapshot_id, base_snapshot_id, query), missing (table, phase). "
-    "Keys are only ever added. " + SETTINGS_EPILOG,
+    "Keys are only ever added.\n\n" + SETTINGS_EPILOG,
+    examples=(
+        "walflow as-of --file pipeline.yaml",
+        "walflow as-of 0/16B3748 --table public.orders --file pipeline.yaml",
+        "walflow as-of --at 2026-11-15T12:00:00Z --json --file pipeline.yaml",
+    ),
 )
 @click.argument("position", required=False, metavar="[LSN]")
 @pipeline_options(ends=True, tables=True)
@@ -60,7 +67,7 @@ def as_of(
     only: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Print the SQL that reads all tables as of one commit of the source."""
+    """Print the SQL that reads all tables as of one commit."""
     from walflow.cli.processes import own_temporary_folder
     from walflow.observe import logs
 

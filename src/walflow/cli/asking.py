@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from walflow.cli.debugging import debug_option
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ def _table_options(function: Any) -> Any:
     return function
 
 
-@click.command(epilog=_EPILOG)
+@click.command(
+    cls=HelpedCommand,
+    epilog=_EPILOG,
+    examples=("walflow retry public.orders", "walflow retry --all-errored --file pipeline.yaml"),
+)
 @_table_options
 @click.option("--all-errored", is_flag=True, help="All tables that are set aside.")
 def retry(tables: tuple[str, ...], all_errored: bool, **given: Any) -> int:
@@ -64,7 +69,7 @@ def retry(tables: tuple[str, ...], all_errored: bool, **given: Any) -> int:
     return _ask("retry", tables, all_errored=all_errored, **given)
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=HelpedCommand, epilog=_EPILOG, examples=("walflow rollback public.orders",))
 @_table_options
 def rollback(tables: tuple[str, ...], **given: Any) -> int:
     """Put tables back to the phase before their present one.
@@ -75,7 +80,11 @@ def rollback(tables: tuple[str, ...], **given: Any) -> int:
     return _ask("rollback", tables, **given)
 
 
-@click.command(epilog=_EPILOG)
+@click.command(
+    cls=HelpedCommand,
+    epilog=_EPILOG,
+    examples=("walflow resync public.orders public.items --no-wait",),
+)
 @_table_options
 def resync(tables: tuple[str, ...], **given: Any) -> int:
     """Copy tables again from the source, while the others go on.

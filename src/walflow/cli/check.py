@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -21,23 +22,24 @@ _POLL_SECONDS = 0.1
 
 
 @click.command(
+    cls=HelpedCommand,
     epilog="Tried out are: connection, server settings, role, a temporary slot, how long slots are "
     "kept, and clocks; publication, rights, replica identities, types and names of the tables; the "
     "store; the change log's folder and its space; Java and jars; and the destination, with a "
-    "scratch table. All that is made for it is removed again.\n\n"
+    "scratch table. All that is made for it is removed again, or rolled back: the publication of "
+    "--create-publication, too.\n\n"
     "Exit code 0 if there is no error; else that of the first error, which is what `walflow run` "
     "would end with; with --strict 83 if there are warnings only.\n\n"
     "The object of --json: pipeline, ok, errors, warnings (how many), checks (area, check, "
     "verdict (ok, warning, error, not tried), message, hint, code). Keys are only ever added.\n\n"
-    "\b\nExamples:\n"
-    "  walflow check --from postgresql://walflow@db/shop --to iceberg:///data/lake\n"
-    "  walflow check pipeline.yaml --quick --json | jq '.checks[] | select(.verdict != \"ok\")'\n\n"
-    + SETTINGS_EPILOG
+    + SETTINGS_EPILOG,
+    examples=(
+        "walflow check --from postgresql://walflow@db/shop --to iceberg:///data/lake",
+        "walflow check pipeline.yaml --quick --strict",
+        "walflow check pipeline.yaml --json | jq '.checks[] | select(.verdict != \"ok\")'",
+    ),
 )
-@pipeline_options(ends=True)
-@click.option(
-    "--create-publication", is_flag=True, help="As of `walflow run`: it would be made if missing."
-)
+@pipeline_options(ends=True, publishing=True)
 @click.option(
     "--quick",
     "--no-spark",
@@ -51,14 +53,12 @@ _POLL_SECONDS = 0.1
 @debug_option
 @click.pass_context
 def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
-    """Try out whether a pipeline would work, and say what to do where not."""
+    """Try out whether a pipeline would work, and say what to do."""
     from walflow.checks.facts import Facts
     from walflow.cli.findings_text import Findings
     from walflow.observe import logs
 
-    settings = chosen.settings(
-        {"source.create_publication": True if given["create_publication"] else None}
-    )
+    settings = chosen.settings()
     # What is of use of their words is in the findings.
     logs.configure(level="debug" if is_debug(context) else "critical")
     facts = Facts(settings, quick=given["quick"], debug=is_debug(context))

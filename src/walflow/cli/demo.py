@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +23,11 @@ _POLL_SECONDS = 0.1
 
 
 @click.command(
+    cls=HelpedCommand,
+    short_help="Follow a live shop into Iceberg tables, and compare both.",
     epilog="Exit code 0 only if both sides are equal, 1 if not, 130 after Ctrl-C, which ends it "
-    "at any moment and leaves nothing behind."
+    "at any moment and leaves nothing behind.",
+    examples=("walflow demo --seconds 10", "walflow demo --rate 2000 --folder ./lake"),
 )
 @click.option(
     "--seconds",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["drop"]
 
 
 @click.command(
+    cls=HelpedCommand,
     epilog="Removed are: the replication slot; the publication, if walflow made it; the "
     "destination's tables that are marked as this pipeline's, also those of source tables that "
     "were renamed or left the publication, unless --keep-tables; the change log; the pipeline's "
@@ -27,7 +29,8 @@ __all__ = ["drop"]
     "store that store.uri names, the schema of a Postgres store.\n\n"
     "Nothing is removed while a process runs the pipeline (exit code 72), or when the source does "
     "not answer. What is gone already is passed over: a drop that was broken off can be repeated. "
-    "Exit code 1 if it was not confirmed. " + SETTINGS_EPILOG
+    "Exit code 1 if it was not confirmed.\n\n" + SETTINGS_EPILOG,
+    examples=("walflow drop pipeline.yaml", "walflow drop pipeline.yaml --keep-tables --yes"),
 )
 @pipeline_options(ends=True)
 @click.option("--keep-tables", is_flag=True, help="Leave the destination's tables as they are.")
@@ -47,7 +50,7 @@ def drop(
     skip_source: bool,
     yes: bool,
 ) -> int:
-    """Remove a pipeline: slot, publication, tables, change log and state."""
+    """Remove a pipeline and all that it made."""
     from walflow.cli.opening import opened_store_if_any
     from walflow.cli.processes import own_temporary_folder
     from walflow.observe import logs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option
+from walflow.cli.helping import HelpedCommand
 from walflow.errors import ConfigError, WalflowError
 
 if TYPE_CHECKING:
@@ -26,13 +27,16 @@ _SCHEMA = "walflow.schema.json"
 
 
 @click.command(
+    cls=HelpedCommand,
+    short_help="Write a settings file from a live database.",
     epilog="The tables are those of the publication, or, if there is none yet, all of the database "
     "that can be published as they are. Passwords are not written: the file names variables of the "
-    "environment instead, and the command says which. Nothing is changed in the database.\n\n"
-    "\b\nExample:\n"
-    "  walflow init --from postgresql://walflow@db/shop --to iceberg:///data/lake\n"
-    "  walflow check pipeline.yaml\n"
-    "  walflow run pipeline.yaml"
+    "environment instead, and the command says which. Nothing is changed in the database.",
+    examples=(
+        "walflow init --from postgresql://walflow@db/shop --to iceberg:///data/lake",
+        "walflow check pipeline.yaml",
+        "walflow run pipeline.yaml",
+    ),
 )
 @click.argument("file", default="pipeline.yaml", type=click.Path(path_type=Path, allow_dash=True))
 @click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from walflow.cli.helping import setting
 from walflow.errors import WalflowError
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
 
 SETTINGS_EPILOG = (
-    "Every setting can also be in FILE (YAML) or in the environment "
-    "(WALFLOW_BATCH__MAX_FILL_MS=100)."
+    "Every setting can be said on the command line (--set batch.max_fill_ms=100), in the "
+    "environment (WALFLOW_BATCH__MAX_FILL_MS=100) or in FILE (batch: {max_fill_ms: 100}); the "
+    "first of these wins."
 )
 
 _PATH = click.Path(path_type=Path)
@@ -29,25 +31,74 @@ _FILE_OPTION = click.option(
     "--file", "-f", "named_file", type=_PATH, metavar="FILE", help="Settings, as YAML."
 )
 _ENDS = (
-    click.option("--from", "source", metavar="URI", help="postgresql://user:password@host/db"),
+    click.option(
+        "--from",
+        "source",
+        metavar="URI",
+        help=setting("source.uri", "The source: postgresql://user:password@host:port/database"),
+    ),
     click.option(
         "--to",
         "destination",
         metavar="URI",
-        help="iceberg:///folder/of/the/tables or delta:///folder/of/the/tables",
+        help=setting(
+            "destination.uri",
+            "The destination: iceberg:///folder/of/the/tables, delta:///folder/of/the/tables, "
+            "https://host/path or python:module:Class",
+        ),
     ),
-    click.option("--publication", help="Whose tables are followed.  [default: walflow]"),
-    click.option("--slot", help="The replication slot.  [default: walflow_<name>]"),
+    click.option(
+        "--publication",
+        metavar="NAME",
+        help=setting("source.publication", "Whose tables are followed.", "walflow"),
+    ),
+    click.option(
+        "--slot",
+        metavar="NAME",
+        help=setting("source.slot", "The replication slot.", "walflow_<name>"),
+    ),
 )
 _EVERYWHERE = (
-    click.option("--name", help="The pipeline's name.  [default: default]"),
+    click.option("--name", metavar="NAME", help=setting("name", "The pipeline's name.", "default")),
     click.option(
         "--log",
         type=_PATH,
         metavar="FOLDER",
-        help="Where the change log is kept.  [default: ~/.walflow/<name>]",
+        help=setting("log.folder", "Where the change log is kept.", "~/.walflow/<name>"),
     ),
-    click.option("--set", "others", multiple=True, metavar="KEY=VALUE", help="Any other setting."),
+    click.option(
+        "--set",
+        "others",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any other setting, such as batch.max_fill_ms=100. May be repeated.",
+    ),
+)
+_PUBLISHING = (
+    click.option(
+        "--create-publication",
+        is_flag=True,
+        help=setting("source.create_publication", "Make the publication if there is none."),
+    ),
+    click.option(
+        "--table",
+        "included",
+        multiple=True,
+        metavar="PATTERN",
+        help=setting(
+            "tables.include",
+            "Only tables like this, such as public.orders or 'public.*'. May be repeated.",
+        ),
+    ),
+    click.option(
+        "--exclude-table",
+        "excluded",
+        multiple=True,
+        metavar="PATTERN",
+        help=setting(
+            "tables.exclude", "No tables like this, such as '*.audit_*'. May be repeated."
+        ),
+    ),
 )
 # Commands that only read and write the store open neither end. Empty, these cannot be opened by
 # mistake, and stand in front of whatever the file or the environment say.
@@ -62,8 +113,8 @@ class Chosen:
     name: str | None = None
     log: Path | None = None
     others: Mapping[str, str] = field(default_factory=dict)
-    ends: Mapping[str, str | None] = field(default_factory=dict)
-    """source.uri and the like, of commands that need them."""
+    ends: Mapping[str, Any] = field(default_factory=dict)
+    """source.uri and the like, of commands that need them; None: nothing was said."""
 
     def settings(self, more: Mapping[str, Any] | None = None) -> Settings:
         """All settings; both ends must be named."""
@@ -100,12 +151,15 @@ class Chosen:
         return with_options(text, self.again)
 
 
-def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any]:
+def pipeline_options(
+    *, ends: bool, tables: bool = False, publishing: bool = False
+) -> Callable[[Any], Any]:
     """Add the options, and hand what they say to the function as ``chosen``. Commands in the
     errors that the function raises get what finds the pipeline.
 
     ``ends``: with those for source and destination. ``tables``: arguments are tables, so the
-    settings file cannot be the first of them, as elsewhere it can.
+    settings file cannot be the first of them, as elsewhere it can. ``publishing``: with those for
+    a publication that may have to be made.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +175,9 @@ def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any
             destination: str | None = None,
             publication: str | None = None,
             slot: str | None = None,
+            create_publication: bool = False,
+            included: tuple[str, ...] = (),
+            excluded: tuple[str, ...] = (),
             **more: Any,
         ) -> Any:
             named = {
@@ -128,6 +185,9 @@ def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any
                 "destination.uri": destination,
                 "source.publication": publication,
                 "source.slot": slot,
+                "source.create_publication": create_publication or None,
+                "tables.include": included or None,
+                "tables.exclude": excluded or None,
             }
             if file is not None and named_file is not None:
                 raise click.UsageError("Give one FILE, with --file or without.")
@@ -141,7 +201,7 @@ def pipeline_options(*, ends: bool, tables: bool = False) -> Callable[[Any], Any
                 raise
 
         options = [*(() if tables else (_FILE_ARGUMENT,)), _FILE_OPTION, *(_ENDS if ends else ())]
-        for option in reversed([*options, *_EVERYWHERE]):
+        for option in reversed([*options, *_EVERYWHERE, *(_PUBLISHING if publishing else ())]):
             call = option(call)
         return call
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand, setting
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -22,44 +23,36 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
 
 
 @click.command(
-    epilog="Ctrl-C (or SIGTERM) finishes the round and stops, with exit code 0; with "
+    cls=HelpedCommand,
+    epilog="In a terminal a live view shows bars for copies, with rows a second and the time left, "
+    "then lag and rates; elsewhere log lines are written to stderr.\n\n"
+    "Ctrl-C (or SIGTERM) finishes the round and stops, with exit code 0; with "
     "--until-caught-up or during the start with 130 (143), since the work was not done. A second "
-    "one stops at once: nothing is lost, the next run goes on from the last complete round. "
+    "one stops at once: nothing is lost, the next run goes on from the last complete round.\n\n"
     "A table that cannot be copied or written is set aside while the others go on: see "
-    "`walflow status`; --until-caught-up then ends with exit code 52. " + SETTINGS_EPILOG
+    "`walflow status`; --until-caught-up then ends with exit code 52. All exit codes: "
+    "`walflow --help`.\n\n" + SETTINGS_EPILOG,
+    examples=(
+        "walflow run --from postgresql://walflow@db/shop --to iceberg:///data/lake "
+        "--create-publication",
+        "walflow run pipeline.yaml --metrics 127.0.0.1:9000",
+        "walflow run pipeline.yaml --until-caught-up --quiet && echo all there",
+    ),
 )
-@pipeline_options(ends=True)
-@click.option("--create-publication", is_flag=True, help="Make the publication if there is none.")
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="PATTERN",
-    help="Only tables like this, such as public.orders or 'public.*'. May be repeated.",
-)
-@click.option(
-    "--exclude-table",
-    "excluded",
-    multiple=True,
-    metavar="PATTERN",
-    help="No tables like this, such as '*.audit_*'. May be repeated.",
-)
+@pipeline_options(ends=True, publishing=True)
 @click.option("--until-caught-up", is_flag=True, help="End when the lag is zero.")
-@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics here.")
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help=setting("metrics_address", "Serve Prometheus metrics here.", "not served"),
+)
 @click.option("--json", "as_json", is_flag=True, help="Log lines as JSON, and no live view.")
 @click.option("--quiet", "-q", is_flag=True, help="Warnings and errors only.")
 @debug_option
 @click.pass_context
 def run(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     """Copy the published tables, then keep them equal to the source."""
-    settings = chosen.settings(
-        {
-            "source.create_publication": True if given["create_publication"] else None,
-            "tables.include": given["tables"] or None,
-            "tables.exclude": given["excluded"] or None,
-            "metrics_address": given["metrics"],
-        }
-    )
+    settings = chosen.settings({"metrics_address": given["metrics"]})
     return _run(
         settings,
         again=chosen.again,

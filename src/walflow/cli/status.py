@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _NO_WRAPPING = 100_000
 
 
 @click.command(
+    cls=HelpedCommand,
     epilog="Reads the pipeline's store, whether it runs or not; the source, the destination and "
     "Spark are not asked. Lag is how far a table is behind the source's log, as of the pipeline's "
     "last report; - while it is not followed, or nothing was reported.\n\n"
@@ -34,7 +36,12 @@ _NO_WRAPPING = 100_000
     "changes_applied, lag_bytes, attempts, error (code, reason, hint, phase, retry, "
     "next_attempt)), requests (id, table, action, asked). Times are ISO 8601 in UTC; positions "
     "are text (0/16B3748), and integers under the same key with _number behind it. Keys are only "
-    "ever added."
+    "ever added.",
+    examples=(
+        "walflow status pipeline.yaml",
+        "walflow status --name shop --check || echo look at it",
+        "walflow status --json | jq '.tables[] | select(.error)'",
+    ),
 )
 @pipeline_options(ends=False)
 @click.option("--errors", is_flag=True, help="Only tables that are set aside.")
@@ -42,7 +49,7 @@ _NO_WRAPPING = 100_000
 @click.option("--check", is_flag=True, help="Tell by the exit code whether all is well.")
 @debug_option
 def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
-    """Show where a pipeline and each of its tables stand, and what is wrong."""
+    """Show where a pipeline and its tables stand."""
     import time
 
     from walflow.cli.opening import opened_store

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -17,14 +18,16 @@ __all__ = ["view"]
 
 
 @click.command(
+    cls=HelpedCommand,
     epilog="With `apply.freshness: view` a table is two: one with its rows as they once were, and "
     "one with the changes since. A view shows both as one. Catalogs that keep views have it under "
     "the table's name; for others this prints it, for a session of Spark SQL, and other engines "
     "need hardly more than other quotes. It stays right until a column of the table changes. Of a "
     "table that changes are merged into, it prints a view of the table itself.\n\n"
     "TABLE is the source's schema.table, or just table for one in the schema public. The source is "
-    "not asked, and the pipeline may run or not. Exit code 75 if there is no such table. "
+    "not asked, and the pipeline may run or not. Exit code 75 if there is no such table.\n\n"
     + SETTINGS_EPILOG,
+    examples=("walflow view public.events --file pipeline.yaml > events.sql",),
 )
 @click.argument("table")
 @pipeline_options(ends=True, tables=True)
