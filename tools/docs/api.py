@@ -15,18 +15,34 @@ API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "destinations": (
         "Destinations",
-        "What a destination must do, what it may do, and the nouns that it is handed.",
-        ("walflow.destinations.base", "walflow.model", "walflow.evolution"),
+        "What a destination must do, what it may do, bases for your own, and the nouns that it is "
+        "handed.",
+        (
+            "walflow.destinations.base",
+            "walflow.destinations.rowwise",
+            "walflow.destinations.arrow",
+            "walflow.destinations.http",
+            "walflow.model",
+            "walflow.evolution",
+        ),
     ),
     "stores": (
         "Stores",
         "What a store must do, and what it keeps.",
-        ("walflow.stores.base", "walflow.states"),
+        ("walflow.stores.base", "walflow.stores.memory", "walflow.states"),
     ),
     "testing": (
         "Testing",
-        "For your own tests: contracts for stores and destinations, and embedded servers.",
-        ("walflow.testing.stores", "walflow.testing.postgres", "walflow.testing.redis"),
+        "For your own tests: contracts for stores and destinations, faults, and embedded servers.",
+        (
+            "walflow.testing.destinations",
+            "walflow.testing.stores",
+            "walflow.testing.faults",
+            "walflow.testing.sources",
+            "walflow.testing.spark",
+            "walflow.testing.postgres",
+            "walflow.testing.redis",
+        ),
     ),
 }
 """By name of the page: its title, what it begins with, and the modules on it."""

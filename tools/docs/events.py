@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tools.docs.markdown import code, said, table
 from walflow.changelog.parquet import META_COLUMNS
 from walflow.model import ChangeType, Column, PgType, ReplicaIdentity, TableName, TableSchema
@@ -53,15 +55,18 @@ def events_page() -> str:
     )
     lines += ["## Net changes", "", "`TableChanges.net()` of a table with a key:", ""]
     lines += [said(net_changes), "", "Without a key:", "", said(exploded_copies), ""]
-    lines += ["## Classes", ""]
-    for name in ("Events", "TableChanges", "FormerChanges"):
-        lines += [
-            f"::: walflow.destinations.base.{name}",
-            "    options:",
-            "      heading_level: 3",
-            "",
-        ]
+    lines += ["## What a destination on Spark is handed", ""]
+    lines += _described("walflow.destinations.base", "Events", "TableChanges", "FormerChanges")
+    lines += ["## What a destination by rows is handed", ""]
+    lines += _described("walflow.destinations.rowwise", "Insert", "Update", "Delete", "Truncate")
     return "\n".join(lines)
+
+
+def _described(module: str, *names: str) -> Iterator[str]:
+    for name in names:
+        yield f"::: {module}.{name}"
+        yield "    options: {heading_level: 3, show_root_full_path: false}"
+        yield ""
 
 
 def _declared() -> dict[str, str]:

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.text import Text
 
 from walflow.errors import NoReplicaIdentity
-from walflow.model import Phase
 from walflow.testing.postgres import EmbeddedPostgres
 
 _PICTURES = Path(__file__).parents[2] / "docs" / "assets"
@@ -42,6 +41,7 @@ CREATE TABLE orders (id bigint PRIMARY KEY, customer bigint, total numeric(12,2)
 CREATE TABLE events (at timestamptz, what text);
 INSERT INTO customers SELECT n, 'customer ' || n, now() FROM generate_series(1, 20000) AS n;
 INSERT INTO orders SELECT n, n % 20000, n % 977, current_date FROM generate_series(1, 60000) AS n;
+ANALYZE;
 """
 
 
@@ -60,16 +60,22 @@ def _demo(folder: Path) -> None:
     shown = _run(["demo", "--seconds", "8", "--rows", "120000", "--folder", str(lake)])
     plain = {str(lake): "/data"}
     screens = list(_screens(shown))
-    _draw("demo-live.svg", "make demo", max(screens, key=_variety), plain)
+    _draw("demo-copying.svg", "make demo", max(screens, key=_copying), plain)
+    _draw("demo-live.svg", "make demo", max(screens, key=_rate), plain)
     end = screens[-1]
     result = end[end.rindex("\n", 0, end.rindex("source rows")) :].partition("The tables are")[0]
     _draw("demo-result.svg", "make demo", result, plain)
 
 
-def _variety(screen: str) -> tuple[int, int]:
-    """The more tables differ, and copy, the more there is to see."""
-    phases = sum(phase.value in screen for phase in Phase)
-    return phases, screen.count(Phase.DATA_SYNC.value)
+def _copying(screen: str) -> int:
+    """How many tables are neither at the beginning nor at the end of their copy."""
+    return len(re.findall(r"\b[1-9]\d?%", screen))
+
+
+def _rate(screen: str) -> int:
+    """Changes a second, where all tables are followed."""
+    rate = re.search(r"\(([\d,]+)/s\)", _NOT_COLOUR.sub("", screen))
+    return int(rate[1].replace(",", "")) if rate and "being copied" not in screen else 0
 
 
 def _screens(written: str) -> Iterator[str]:
@@ -100,8 +106,9 @@ def _own_postgres(folder: Path) -> None:
             connection.execute(_SHOP)
         uri = postgres.uri_for("shop")
         ends = ["--from", uri, "--to", f"iceberg://{folder}/lake", "--log", f"{folder}/log"]
-        told = ["--from", "postgresql://…@host/shop", "--to", "iceberg:///data/lake"]
-        plain = {str(folder): "/data"}
+        told = ["--from", "postgresql://user@host/shop", "--to", "iceberg:///data/lake"]
+        server = f"{postgres.user}@127.0.0.1:{postgres.port}"
+        plain = {str(folder): "/data", server: "user@host", str(Path.home()): "~"}
         # The table of events has no key yet: what to do about it is worth a picture.
         shown = _run(["check", *ends, "--create-publication"], code=NoReplicaIdentity.exit_code)
         _draw("check.svg", shlex.join(["walflow", "check", *told]), _last(shown), plain)

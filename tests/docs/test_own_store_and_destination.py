@@ -1,0 +1,123 @@
+"""The tutorial's files, taken from its page, do what the page says."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.docs.blocks import TUTORIAL, titled_blocks, write_files
+from tests.stores.settings import settings as store_settings
+from walflow.config import Settings
+from walflow.destinations import open_destination
+from walflow.destinations.rowwise import RowwiseDestination
+from walflow.stores import open_store
+from walflow.testing.destinations import DestinationContract, ReadRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODULES = ("logging_store", "service", "tables_in_memory", "webhook")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The reader's folder, which Python imports from."""
+    write_files(TUTORIAL, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for module in MODULES:
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.spark
+class TestTablesInMemory(DestinationContract):
+    @pytest.fixture
+    def destination(self, folder: Path) -> RowwiseDestination:
+        found = importlib.import_module("tables_in_memory").TablesInMemory()
+        assert isinstance(found, RowwiseDestination)
+        return found
+
+    @pytest.fixture
+    def read_rows(self, destination: Any) -> ReadRows:
+        return lambda table: destination.tables[table.name]
+
+
+def test_the_first_destination_is_short() -> None:
+    code = titled_blocks(TUTORIAL)["tables_in_memory.py"]
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 36
+
+
+@pytest.mark.spark
+def test_contracts_find_what_is_wrong(folder: Path, spark: SparkSession) -> None:
+    """Without the line that the page speaks of, two tests fail, and they say what differs."""
+    file = folder / "tables_in_memory.py"
+    file.write_text(file.read_text().replace("continue  #", "pass  #"))
+    broken = importlib.import_module("tables_in_memory").TablesInMemory()
+    contract = TestTablesInMemory()
+
+    def check(source: Any) -> None:
+        from walflow.testing.destinations import assert_equal
+
+        assert_equal(broken.tables[source.schema.name], source)
+
+    for test in (contract.test_tables_without_a_key, contract.test_a_round_whose_answer_got_lost):
+        with pytest.raises((AssertionError, StopIteration)):
+            test(broken, spark, check, folder)
+    contract.test_changes_are_applied_in_their_order(broken, spark, check, folder)
+
+
+def test_the_page_s_tests_run(folder: Path) -> None:
+    # What needs a Spark session of its own is run above.
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+        + ["-k", "TestLoggingStore or test_it_is_a_destination"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+@pytest.mark.spark
+def test_a_pipeline_with_both(
+    folder: Path,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert type(spark).getActiveSession() is not None
+    caplog.set_level("INFO", logger="shop")
+    runpy.run_path(str(folder / "run.py"), run_name="__main__")
+    page = TUTORIAL.read_text(encoding="utf-8")
+    told = page.partition("```text\n")[2].partition("```")[0]
+    assert capsys.readouterr().out.endswith(told)
+    way = [record.message for record in caplog.records if record.name == "shop"]
+    assert way[0] == "public.orders is Init"
+    assert way[-1] == "public.orders is Ready"
+    # The page says that the service is out of order now and then.
+    assert next(importlib.import_module("service").requests) > 9
+
+
+def test_both_by_name(folder: Path) -> None:
+    config = yaml.safe_load(titled_blocks(TUTORIAL)["pipeline.yaml"])
+    settings = Settings.model_validate(config)
+    anything: Any = object()
+    opened = open_destination(settings, "", spark=anything)
+    assert type(opened.destination).__name__ == "Webhook"
+    assert opened.destination.url == "https://example.com/in"  # type: ignore[attr-defined]
+    opened.close()
+    store = open_store(store_settings(config["store"]["uri"]))
+    assert type(store).__name__ == "LoggingStore"
+    store.close()
