@@ -84,12 +84,31 @@ def test_it_fits_into_80_columns_at_the_largest_numbers() -> None:
 
 def test_the_copy_has_a_bar_and_never_says_100_percent_before_its_end() -> None:
     lines = drawn(
-        table("a.half", Phase.DATA_SYNC, rows_expected=200, rows_copied=100),
-        table("b.more", Phase.DATA_SYNC, rows_expected=100, rows_copied=300),
+        table("a.half", Phase.DATA_SYNC, rows_expected=200, rows_copied=100, rows_per_second=4.0),
+        table("b.more", Phase.DATA_SYNC, rows_expected=100, rows_copied=300, rows_per_second=9e6),
+        table(
+            "c.long_name_of_a_large_table",
+            Phase.DATA_SYNC,
+            rows_expected=12_345_678_901,
+            rows_copied=9_999_999,
+            rows_per_second=123_456,
+        ),
+        table("d.done", Phase.READY, lag_bytes=0, lag_seconds=0.0),
         stage="copying",
     )
-    assert any("a.half" in line and "━" in line and "50%" in line for line in lines)
-    assert any("b.more" in line and "99%" in line for line in lines)
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    half = next(line for line in lines if "a.half" in line)
+    assert "━" in half
+    assert half.split()[-6:] == ["100", "of", "200", "4", "25.0", "s"]
+    assert "50%" in half
+    more = next(line for line in lines if "b.more" in line)
+    assert "99%" in more
+    assert more.endswith("9,000k       "), "more rows than were expected: no telling how long"
+    assert any("9,999,999 of 12,345.7M    123k 27.8 h" in line for line in lines)
+    assert [line.split()[0] for line in lines if " lag " in line or "Ready" in line] == [
+        "table",
+        "d.done",
+    ]
     assert any("copying …" in line for line in lines)
 
 
@@ -166,6 +185,26 @@ def test_speed_is_that_of_the_last_seconds() -> None:
     second = state("orders", Phase.READY, 300, changes_applied=1600)
     later = meter.measure(status_of(second))
     assert 0 < later.changes_per_second <= 600
+
+
+def test_the_speed_of_a_copy_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("walflow.cli.progress.time.monotonic", lambda: now)
+    meter = Meter()
+
+    def measured(rows: int, phase: Phase = Phase.DATA_SYNC) -> TableProgress:
+        copy = state("orders", phase, 0, rows_expected=1000, rows_copied=rows)
+        return meter.measure(status_of(copy)).tables[0]
+
+    assert (measured(100).rows_per_second, measured(100).seconds_left) == (0, None)
+    now += 10
+    assert (measured(300).rows_per_second, measured(300).seconds_left) == (20, 35)
+    # What was longer ago does not count, nor does what a copy that starts over had.
+    now += 31
+    assert measured(310).rows_per_second == 0
+    now += 2
+    assert measured(10).rows_per_second == 0
+    assert measured(1000, Phase.FINISHED_COPY).seconds_left is None
 
 
 def test_each_table_lags_by_its_own() -> None:

@@ -15,6 +15,8 @@ from walflow.states import TableError, stands_at
 __all__ = ["Meter", "Progress", "TableProgress"]
 
 _WINDOW_SECONDS = 6.0
+_COPY_SECONDS = 30.0
+"""Copies are told of range by range, which may take a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class TableProgress:
     """None also while the table is set aside."""
     attempts: int = 0
     error: TableError | None = None
+    rows_per_second: float = 0.0
+    """Of the copy, while it is made."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the copy is complete, at this speed; None if there is no telling."""
+        if self.phase is not Phase.DATA_SYNC or not self.rows_per_second:
+            return None
+        left = self.rows_expected - self.rows_copied
+        # The number of rows is an estimate.
+        return left / self.rows_per_second if left > 0 else None
 
     @property
     def set_aside(self) -> bool:
@@ -64,6 +77,16 @@ class Progress:
         return sum(table.changes_per_second for table in self.tables)
 
     @property
+    def rows_per_second(self) -> float:
+        return sum(table.rows_per_second for table in self.tables)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the copies that are made now are complete; None if there is no telling."""
+        left = (table.seconds_left for table in self.tables)
+        return max((seconds for seconds in left if seconds is not None), default=None)
+
+    @property
     def copying(self) -> int:
         return sum(table.copying for table in self.tables)
 
@@ -84,28 +107,56 @@ class Progress:
         return max((lag for lag in followed if lag is not None), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    changes: dict[TableName, int]
+    rows: dict[TableName, int]
+    """Of the copies that were being made then."""
+
+
 class Meter:
     """Makes progress from statuses that are given to it a few times a second."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[str, int]]] = deque()
+        self._samples: deque[_Sample] = deque()
 
     def measure(self, status: PipelineStatus) -> Progress:
-        now = time.monotonic()
-        counts = {str(state.name): state.changes_applied for state in status.tables}
-        self._samples.append((now, counts))
-        while now - self._samples[0][0] > _WINDOW_SECONDS:
+        now = _Sample(
+            time.monotonic(),
+            {state.name: state.changes_applied for state in status.tables},
+            {s.name: s.rows_copied for s in status.tables if s.phase is Phase.DATA_SYNC},
+        )
+        self._samples.append(now)
+        while now.at - self._samples[0].at > _COPY_SECONDS:
             self._samples.popleft()
-        since, before = self._samples[0]
-        seconds = max(1.0, now - since)
+        recent = next(s for s in self._samples if now.at - s.at <= _WINDOW_SECONDS)
         tables = tuple(
-            _table(state, status.wal_end, before.get(str(state.name), 0), seconds)
+            _table(
+                state,
+                status.wal_end,
+                _speed(recent.changes.get(state.name, 0), state.changes_applied, recent, now),
+                self._copying_speed(state.name, now),
+            )
             for state in status.tables
         )
         return Progress(tables, status.log_end, status.applied, status.lag_seconds)
 
+    def _copying_speed(self, name: TableName, now: _Sample) -> float:
+        if name not in now.rows:
+            return 0.0
+        first = next(sample for sample in self._samples if name in sample.rows)
+        # A copy that starts over has fewer rows than before.
+        return max(0.0, _speed(first.rows[name], now.rows[name], first, now))
 
-def _table(state: TableState, wal_end: Lsn, before: int, seconds: float) -> TableProgress:
+
+def _speed(before: int, after: int, first: _Sample, last: _Sample) -> float:
+    return (after - before) / max(1.0, last.at - first.at)
+
+
+def _table(
+    state: TableState, wal_end: Lsn, changes_per_second: float, rows_per_second: float
+) -> TableProgress:
     return TableProgress(
         name=state.name,
         phase=state.phase,
@@ -113,9 +164,10 @@ def _table(state: TableState, wal_end: Lsn, before: int, seconds: float) -> Tabl
         rows_expected=state.rows_expected,
         rows_copied=state.rows_copied,
         changes=state.changes_applied,
-        changes_per_second=(state.changes_applied - before) / seconds,
+        changes_per_second=changes_per_second,
         lag_bytes=max(0, wal_end - state.position) if stands_at(state) in FOLLOWED else None,
         lag_seconds=state.lag_seconds if state.followed else None,
         attempts=state.attempts,
         error=state.error,
+        rows_per_second=rows_per_second,
     )

@@ -130,10 +130,22 @@ def _fields(progress: Progress) -> dict[str, object]:
         # Only where there are any: a line that has it is one to look at.
         **({"set_aside": ", ".join(names)} if names else {}),
         "rows_copied": progress.rows_copied,
+        **_of_copies(progress),
         "changes": progress.changes,
         "changes_per_second": round(progress.changes_per_second),
         "lag_bytes": progress.lag_bytes,
         "lag_seconds": round(progress.lag_seconds, 1),
         "log_end": str(progress.log_end),
         "applied": str(progress.applied),
+    }
+
+
+def _of_copies(progress: Progress) -> dict[str, object]:
+    """While there are any."""
+    if not progress.rows_per_second:
+        return {}
+    left = progress.seconds_left
+    return {
+        "rows_per_second": round(progress.rows_per_second),
+        **({} if left is None else {"copies_seconds_left": round(left)}),
     }

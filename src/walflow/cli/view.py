@@ -31,7 +31,7 @@ _LINES_AROUND = 9
 
 _LINES_A_ERROR = 5
 
-_BAR_WIDTH = 9
+_BAR_WIDTH = 13
 
 _URGENCY = {Phase.ERRORED: 0, Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
 """Of the phases that need a look before others."""
@@ -129,34 +129,71 @@ class View:
 
 
 def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
-    # Widths are fixed, so that nothing jumps about; together they fit into 80 columns.
-    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("table", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
-    grid.add_column("phase", no_wrap=True, width=12)
-    for name, width in (
-        ("rows copied", _BAR_WIDTH + 5),
-        ("changes", 9),
-        ("per s", 6),
-        ("lag", 6),
-        ("behind", 6),
-    ):
-        grid.add_column(name, justify="right", no_wrap=True, width=width)
     busiest_first = sorted(tables, key=_urgency)
+    if any(map(_has_bar, tables)):
+        # They have a heading of their own, and air below.
+        room = max(1, room - 2)
     # One line less where "and more" needs it.
     shown = busiest_first if len(tables) <= room else busiest_first[: max(1, room - 1)]
-    for table in shown:
+    copies = [table for table in shown if _has_bar(table)]
+    others = [table for table in shown if not _has_bar(table)]
+    parts: list[RenderableType] = []
+    if copies:
+        parts += [_copies(copies), *([""] if others else [])]
+    if others:
+        parts.append(_followed(others))
+    if len(shown) < len(tables):
+        parts.append(Text(f"… and {len(tables) - len(shown)} more", style="dim"))
+    return Group(*parts)
+
+
+# Widths are fixed, so that nothing jumps about; together they fit into 80 columns.
+
+
+def _grid(**widths: int) -> Table:
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column("table", no_wrap=True, overflow="ellipsis", min_width=12, max_width=21)
+    for name, width in widths.items():
+        grid.add_column(name.replace("_", " "), justify="right", no_wrap=True, width=width)
+    return grid
+
+
+def _copies(tables: Sequence[TableProgress]) -> RenderableType:
+    grid = _grid(copied=_BAR_WIDTH + 5, rows=22, per_s=7, left=6)
+    for table in tables:
+        # The number of rows is an estimate: 100 % only when it is done.
+        share = min(0.99, table.rows_copied / table.rows_expected)
+        bar = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+        bar.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH), f"{share:4.0%}")
+        left = table.seconds_left
+        grid.add_row(
+            str(table.name),
+            bar,
+            f"{human_count(table.rows_copied)} of {human_count(table.rows_expected)}",
+            human_rate(table.rows_per_second) if table.rows_per_second else "",
+            "" if left is None else human_seconds(left),
+        )
+    return grid
+
+
+def _followed(tables: Sequence[TableProgress]) -> RenderableType:
+    grid = _grid(phase=12, rows_copied=14, changes=9, per_s=6, lag=6, behind=6)
+    grid.columns[1].justify = "left"
+    for table in tables:
         grid.add_row(
             str(table.name),
             Text(table.phase.value, style=PHASE_STYLES.get(table.phase, "yellow")),
-            _copied(table),
+            human_count(table.rows_copied),
             human_count(table.changes),
             human_rate(table.changes_per_second),
             "" if table.lag_bytes is None else human_bytes(table.lag_bytes),
             "" if table.lag_seconds is None else human_seconds(table.lag_seconds),
         )
-    if len(shown) == len(tables):
-        return grid
-    return Group(grid, Text(f"… and {len(tables) - len(shown)} more", style="dim"))
+    return grid
+
+
+def _has_bar(table: TableProgress) -> bool:
+    return table.phase is Phase.DATA_SYNC and table.rows_expected > 0
 
 
 def _urgency(table: TableProgress) -> tuple[int, float, TableName]:
@@ -164,16 +201,6 @@ def _urgency(table: TableProgress) -> tuple[int, float, TableName]:
     # In steps of two, so that lines do not change places all the time.
     busy = int(table.changes_per_second).bit_length()
     return _URGENCY.get(table.phase, len(_URGENCY)), -busy, table.name
-
-
-def _copied(table: TableProgress) -> RenderableType:
-    if table.phase is not Phase.DATA_SYNC or not table.rows_expected:
-        return human_count(table.rows_copied)
-    # The number of rows is an estimate: 100 % only when it is done.
-    share = min(0.99, table.rows_copied / table.rows_expected)
-    line = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    line.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH), f"{share:4.0%}")
-    return line
 
 
 def _totals(progress: Progress) -> Text:
@@ -184,6 +211,8 @@ def _totals(progress: Progress) -> Text:
     if progress.copying:
         text.append(f" · {progress.copying} being copied")
     text.append(f" · {human_count(progress.rows_copied)} rows copied")
+    if progress.rows_per_second:
+        text.append(f" ({human_rate(progress.rows_per_second)}/s)")
     text.append(
         f" · {human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)"
     )
