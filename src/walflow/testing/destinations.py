@@ -213,7 +213,7 @@ class DestinationContract:
     ) -> None:
         source = keyed_source(tmp_path)
         copy(destination, spark, source)
-        tell_truncate_story(source)
+        tell_keyed_story(source)
         events = source.events(spark)
         faulty = FaultyDestination(destination, "write_events@1=fail; write_events@2=lost")
         for _ in ("nothing was done", "all was done"):
@@ -263,8 +263,7 @@ class DestinationContract:
             check(source)
         # And in one call.
         for source in sources:
-            with source.transaction():
-                source.delete(source.find(id=2))
+            tell_truncate_story(source)
         rounds = [source.events(spark) for source in sources]
         span = Span(rounds[0].span.after, rounds[0].span.upto)
         destination.write_events(Events(span, tuple(round.tables[0] for round in rounds)))
