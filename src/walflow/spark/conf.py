@@ -32,6 +32,11 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.optimizer.runtime.bloomFilter.enabled": "true",
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "0",
     "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold": "100MB",
+    # Most keys change once in a round: looking for the last change of each before the shuffle, too,
+    # is a sort for nothing.
+    "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
+    # Net changes are kept as a MERGE wants them: it shuffles and sorts what it finds otherwise.
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
 }

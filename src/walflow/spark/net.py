@@ -183,9 +183,13 @@ def without_old_texts(exact: Expr) -> Expr:
 
 def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """Every change tells the whole row and no key moved: the last change of a key is its net."""
-    newest_first = Window.partitionBy(_key_of_new(schema, stats)).orderBy(
-        sf.desc("_lsn"), sf.desc("_seq")
-    )
+    columns, texts = schema.key_columns, _exact_texts(schema.key_columns)
+    # Not as one struct: by the columns themselves, a MERGE finds the rows where and in the order
+    # that it wants them.
+    key = [_comparable(column, sf.col(quoted(column.name))) for column in columns]
+    if stats.exact:
+        key += [texts[column.name] for column in columns if may_be_inexact(column)]
+    newest_first = Window.partitionBy(*key).orderBy(sf.desc("_lsn"), sf.desc("_seq"))
     last = rows.withColumn("_seq", sf.row_number().over(newest_first)).where("_seq = 1")
     return last.select(
         _change_kind(sf.col("_change_type") == ChangeType.DELETE.value).alias("_change_type"),

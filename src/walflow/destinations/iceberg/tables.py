@@ -55,6 +55,8 @@ _PROPERTIES = {
     "write.distribution-mode": "none",
     "write.merge.distribution-mode": "none",
     "write.delete.distribution-mode": "none",
+    # Nor is a sort, which deletion vectors have no need of.
+    "write.spark.fanout.enabled": "true",
     "write.target-file-size-bytes": str(128 << 20),
     # Each commit writes a new metadata file; without this all of them stay.
     "write.metadata.delete-after-commit.enabled": "true",
