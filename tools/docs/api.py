@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import walflow
+from tools.docs.markdown import code
+
 __all__ = ["API_PAGES", "api_pages"]
+
+_AT_THE_TOP = ", ".join(map(code, walflow.__all__))
 
 API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "pipelines": (
         "Pipelines and settings",
-        "A pipeline in your own program. `walflow` itself has `Pipeline`, `Settings` and "
-        "`load_settings`; the command does nothing else with them.",
+        f"A pipeline in your own program. In `walflow` itself: {_AT_THE_TOP}.",
         ("walflow.pipeline.pipeline", "walflow.config"),
     ),
     "destinations": (

@@ -57,7 +57,7 @@ def main() -> None:
 
 def _demo(folder: Path) -> None:
     lake = folder / "demo"
-    shown = _run(["demo", "--seconds", "8", "--rows", "120000", "--folder", str(lake)])
+    shown = _run(["demo", "--seconds", "25", "--rows", "120000", "--folder", str(lake)])
     plain = {str(lake): "/data"}
     screens = list(_screens(shown))
     _draw("demo-copying.svg", "make demo", max(screens, key=_copying), plain)
