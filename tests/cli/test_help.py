@@ -27,6 +27,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert ran.stderr.strip() == ""
     for command in (
+        "init",
         "run",
         "status",
         "as-of",
