@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import Metric
 from tools.docs.api import API_PAGES
 from tools.docs.assembling import COMPLETED, assemble, copy_changed, generated_pages
 from tools.docs.errors import all_errors, errors_page, sections
@@ -16,6 +17,8 @@ from tools.docs.links import broken_links
 
 from tests.test_public_names import NAMES
 from walflow.cli import walflow
+from walflow.config import Settings
+from walflow.config.keys import field_at, keys_of
 from walflow.model import Phase
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.phases import MOVES
@@ -80,6 +83,29 @@ def test_all_metrics_phases_and_moves_are_there(pages: dict[str, str]) -> None:
         assert set(re.findall(r"\w+", moves)) == {after.value for after in MOVES[phase]}
     drawn = (DOCS / "assets" / "phases.svg").read_text(encoding="utf-8")
     assert all(f">{phase.value}<" in drawn for phase in Phase)
+
+
+def test_metrics_and_settings_that_pages_name_exist() -> None:
+    known = {name for family in Metrics().registry.collect() for name in _scraped(family)}
+    sections_of_settings = [key for key, model in keys_of(Settings).items() if model is not None]
+    # Spark's own settings begin like ours.
+    setting = re.compile(
+        rf"`(?!spark\.sql)((?:{'|'.join(sections_of_settings)})(?:\.[a-z_]+)+)[`:]"
+    )
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
+        if page.parent.name == "decisions":
+            continue  # they tell how it was
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"\betl_[a-z_]+\b", text)) <= known, page
+        unknown = [name for name in setting.findall(text) if field_at(name.split(".")) is None]
+        assert unknown == [], page
+
+
+def _scraped(family: Metric) -> list[str]:
+    if family.type == "counter":
+        return [f"{family.name}_total"]
+    more = ("_bucket", "_count", "_sum") if family.type == "histogram" else ()
+    return [family.name, *(family.name + end for end in more)]
 
 
 def test_values_that_do_not_fit_are_kept(pages: dict[str, str]) -> None:

@@ -72,10 +72,12 @@ def _copying(screen: str) -> int:
     return len(re.findall(r"\b[1-9]\d?%", screen))
 
 
-def _rate(screen: str) -> int:
-    """Changes a second, where all tables are followed."""
+def _rate(screen: str) -> tuple[bool, int]:
+    """Changes a second, where all tables are followed; best while the shop is open."""
     rate = re.search(r"\(([\d,]+)/s\)", _NOT_COLOUR.sub("", screen))
-    return int(rate[1].replace(",", "")) if rate and "being copied" not in screen else 0
+    if rate is None or "being copied" in screen:
+        return False, 0
+    return "shopping" in screen, int(rate[1].replace(",", ""))
 
 
 def _screens(written: str) -> Iterator[str]:

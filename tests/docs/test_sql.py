@@ -1,4 +1,5 @@
-"""The SQL of docs/how-to/least-privilege.md gives a role all that a pipeline needs, and no more."""
+"""SQL on the docs' pages does what they say; above all, the role with few rights has all that a
+pipeline needs, and no more."""
 
 from __future__ import annotations
 
@@ -14,10 +15,15 @@ from walflow.errors import NoReplicationRight, NoSelectRight
 from walflow.source.connection import connect
 from walflow.source.preflight import preflight
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "least-privilege.md"
-CREATE, GRANT, COLUMNS, REMOVE = re.findall(
-    r"^ *```sql\n(.*?)^ *```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-)
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+
+
+def _blocks(page: str) -> list[str]:
+    text = (HOW_TO / page).read_text(encoding="utf-8")
+    return re.findall(r"^ *```sql\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+
+
+CREATE, GRANT, COLUMNS, REMOVE = _blocks("least-privilege.md")
 
 
 @pytest.fixture
@@ -70,3 +76,12 @@ def test_columns_can_be_kept_from_it(shop: Database) -> None:
         _published(shop)
     shop.execute("GRANT SELECT ON people TO walflow")
     assert _published(shop) == {"public.people": ("id", "name")}
+
+
+def test_the_slots_can_be_watched(shop: Database) -> None:
+    (watch,) = _blocks("monitor.md")
+    slot = f"{shop.name}_watched"
+    shop.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    (found,) = [row for row in shop.execute(watch) if row[0] == slot]
+    assert found[1:3] == (False, "reserved")
+    assert found[3].endswith(("bytes", "kB", "MB"))
