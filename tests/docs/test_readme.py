@@ -49,6 +49,6 @@ def test_the_sample_runs(
         code = code.replace(written, real)
     exec(compile(code, "README.md", "exec"), {})
     # Among the lines that walflow logs.
-    assert "public.orders Ready 20" in capsys.readouterr().out.splitlines()
-    stored = reading_session(spark, tmp_path / "lake").table("public.orders")
+    assert "public.orders 20 rows copied" in capsys.readouterr().out.splitlines()
+    stored = reading_session(spark, tmp_path / "lake").table("lake.public.orders")
     assert stored.count() == 20
