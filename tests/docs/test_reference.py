@@ -87,11 +87,9 @@ def test_all_metrics_phases_and_moves_are_there(pages: dict[str, str]) -> None:
 
 def test_metrics_and_settings_that_pages_name_exist() -> None:
     known = {name for family in Metrics().registry.collect() for name in _scraped(family)}
-    sections_of_settings = [key for key, model in keys_of(Settings).items() if model is not None]
-    # Spark's own settings begin like ours.
-    setting = re.compile(
-        rf"`(?!spark\.sql)((?:{'|'.join(sections_of_settings)})(?:\.[a-z_]+)+)[`:]"
-    )
+    first = "|".join(key for key, model in keys_of(Settings).items() if model is not None)
+    # Spark's own settings, and modules, begin like ours.
+    setting = re.compile(rf"`(?!spark\.sql)((?:{first})(?:\.(?!py`)[a-z_]+)+)[`:]")
     for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
         if page.parent.name == "decisions":
             continue  # they tell how it was

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -17,13 +18,16 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from walflow.errors import NoReplicaIdentity
+from walflow.model import Phase
 from walflow.testing.postgres import EmbeddedPostgres
 
 _PICTURES = Path(__file__).parents[2] / "docs" / "assets"
@@ -116,9 +120,39 @@ def _own_postgres(folder: Path) -> None:
         _draw("check.svg", shlex.join(["walflow", "check", *told]), _last(shown), plain)
         with postgres.connect("shop") as connection:
             connection.execute("ALTER TABLE events REPLICA IDENTITY FULL")
-        _run(["run", *ends, "--create-publication", "--until-caught-up"])
-        shown = _run(["status", "--log", f"{folder}/log"])
+        found = ["--log", f"{folder}/log"]
+        with _running(["run", *ends, "--create-publication"]), postgres.connect("shop") as shop:
+            _wait_until_ready(found)
+            for _ in range(10):
+                shop.execute("UPDATE orders SET total = total + 1 WHERE id % 500 = 0")
+                time.sleep(0.5)
+            shown = _run(["status", *found])
         _draw("status.svg", "walflow status", _last(shown), plain)
+
+
+@contextmanager
+def _running(arguments: list[str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        [_WALFLOW, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=_SECONDS)
+
+
+def _wait_until_ready(found: list[str]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        asked = subprocess.run(
+            [_WALFLOW, "status", "--json", *found], capture_output=True, text=True
+        )
+        tables = json.loads(asked.stdout)["tables"] if asked.returncode == 0 else []
+        if tables and all(table["phase"] == Phase.READY.value for table in tables):
+            return
+        time.sleep(1)
+    raise TimeoutError(f"the tables were not ready after {_SECONDS} s")
 
 
 def _last(written: str) -> str:
