@@ -34,6 +34,7 @@ LONG_FILES = (
     "pipeline/test_evolution.py",
     "destinations/test_lake_evolution.py",
     "destinations/test_lake_modes.py",
+    "destinations/test_contract.py",
     "destinations/test_lake_views.py",
     "lake/test_replays.py",
     "destinations/test_iceberg_rounds.py",

@@ -116,7 +116,8 @@ class BadUri(ConfigError):
     exit_code = 3
     default_hint = (
         "The source is postgresql://user:password@host:port/database, "
-        "the destination iceberg:///folder/of/the/tables or delta:///folder/of/the/tables."
+        "the destination iceberg:///folder/of/the/tables, delta:///folder/of/the/tables or "
+        "https://host/path."
     )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from walflow.destinations import check_folder, warehouse_of
+from walflow.config import Settings, load_settings
+from walflow.destinations import check_folder, open_destination, warehouse_of
 from walflow.destinations.base import TablesFailed
-from walflow.errors import DestinationError, DestinationForeign
+from walflow.destinations.http import HttpDestination, HttpOptions
+from walflow.errors import BadUri, ConfigError, DestinationError, DestinationForeign
 from walflow.model import TableName
 
 ONE, TWO = TableName("public", "one"), TableName("public", "two")
@@ -48,3 +54,107 @@ def test_one_table_that_cannot_be_tried_again_speaks_for_all() -> None:
         assert error.message == "public.two: not ours (and 1 more)"
         assert list(error.failures) == [ONE, TWO]
     assert TablesFailed.retry  # of other errors nothing has changed
+
+
+# -- by URI -----------------------------------------------------------------------------------
+
+OWN = """
+class Sink:
+    name = "sink"
+
+    def __init__(self, url, depth="1"):
+        self.url, self.depth = url, depth
+        self.calls = []
+
+    def startup(self):
+        self.calls.append("startup")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+    def truncate_table(self, table): ...
+    def write_table_rows(self, table, rows): ...
+    def write_events(self, events): ...
+
+
+class NoSink:
+    name = "nothing"
+
+
+NUMBER = 1
+"""
+ANY_SESSION: Any = object()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module in the current folder, which is not among those that Python imports from."""
+    (tmp_path / "own_sink.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    yield
+    sys.modules.pop("own_sink", None)
+
+
+def settings_of(uri: str, environment: Any = None, **options: str) -> Settings:
+    return load_settings(
+        overrides={
+            "source.uri": "postgresql://nobody@localhost/nowhere",
+            "destination.uri": uri,
+            "destination.options": options,
+        },
+        environment=environment or {},
+    )
+
+
+def test_a_class_of_ones_own(own: None) -> None:
+    settings = settings_of("python:own_sink:Sink", url="x", depth="2")
+    opened = open_destination(settings, "", spark=ANY_SESSION)
+    sink: Any = opened.destination
+    assert (sink.url, sink.depth, sink.calls) == ("x", "2", ["startup"])
+    opened.close()
+    assert sink.calls == ["startup", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "problem"),
+    [
+        ("python:own_sink", {}, "has to name a module and what to take from it"),
+        ("python:own_sink:Sink:more", {}, "has to name a module and what to take from it"),
+        ("python:not_there:Sink", {}, "cannot be imported: No module named 'not_there'"),
+        ("python:own_sink:Sunk", {}, "own_sink has no Sunk"),
+        ("python:own_sink:NUMBER", {}, "neither a class nor a function"),
+        ("python:own_sink:Sink", {}, "missing a required argument: 'url'"),
+        ("python:own_sink:Sink", {"url": "x", "color": "x"}, "unexpected keyword argument 'color'"),
+        ("python:own_sink:NoSink", {}, "lacks truncate_table, write_table_rows, write_events"),
+        ("sink://host", {}, "is of no known kind"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told(
+    own: None, uri: str, options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        open_destination(settings_of(uri, **options), "", spark=ANY_SESSION)
+
+
+def test_a_kind_that_a_package_brings(own: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = metadata.EntryPoint("sink", "own_sink:Sink", "walflow.destinations")
+    entries = metadata.EntryPoints([entry])
+    monkeypatch.setattr("walflow.plugins.entry_points", lambda **by: entries.select(**by))
+    # Its module is imported as any that is installed.
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    opened = open_destination(settings_of("sink://host/x"), "", spark=ANY_SESSION)
+    assert opened.destination.url == "sink://host/x"  # type: ignore[attr-defined]
+    with pytest.raises(BadUri, match="no known kind"):
+        open_destination(settings_of("other://host/x"), "", spark=ANY_SESSION)
+
+
+def test_a_web_service_with_its_secret_in_the_environment() -> None:
+    environment = {"WALFLOW_DESTINATION__OPTIONS__SECRET": "s3cret"}
+    numbers: Any = {"batch_rows": 7, "gzip": False}
+    settings = settings_of("https://host/x", environment, **numbers)
+    assert "s3cret" not in f"{settings!r} {settings.model_dump_json()}"
+    opened = open_destination(settings, "", spark=ANY_SESSION)
+    assert isinstance(opened.destination, HttpDestination)
+    assert opened.destination.options == HttpOptions(secret="s3cret", batch_rows=7, gzip=False)
+    opened.close()

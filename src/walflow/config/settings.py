@@ -176,8 +176,15 @@ class CopySettings(Section):
 class DestinationSettings(Section):
     """Where the tables go."""
 
-    uri: str = Field(description="iceberg:///folder/of/the/tables or delta:///folder/of/the/tables")
-    options: Options = Field(default_factory=dict, description="Passed to the catalog as they are.")
+    uri: str = Field(
+        description="iceberg:///folder/of/the/tables, delta:///folder/of/the/tables, "
+        "https://host/path of a web service, or python:module:Class of your own."
+    )
+    options: Options = Field(
+        default_factory=dict,
+        description="Of a lake: settings of its catalog. Of a web service: `secret`, `token`, "
+        "`batch_rows` and others. Of your own class: its arguments.",
+    )
 
     @field_serializer("uri")
     def _show_uri(self, uri: str) -> str:
@@ -210,8 +217,8 @@ class StoreSettings(Section):
 
     uri: SecretStr | None = Field(
         None,
-        description="sqlite:///file, postgresql://…, redis://… or memory:; default: state.db in "
-        "the log's folder.",
+        description="sqlite:///file, postgresql://…, redis://…, memory: or python:module:Class of "
+        "your own; default: state.db in the log's folder.",
     )
     postgres_schema: str = Field(
         "walflow", min_length=1, description="Where tables of a Postgres store are made."

@@ -84,6 +84,13 @@ def parse_object(value: object) -> object:
         raise ValueError("must be a mapping, or a JSON object where only text can stand") from None
 
 
+def _option(value: object) -> object:
+    """Options are text, but YAML takes 500 and true for something else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
 def _template(text: str) -> str:
     halves = text.split(".")
     if len(halves) != 2 or not all(_HALF.fullmatch(half) for half in halves):
@@ -140,7 +147,9 @@ Template = Annotated[str, AfterValidator(_template)]
 TablePatterns = Annotated[
     tuple[Annotated[str, AfterValidator(_table_pattern)], ...], BeforeValidator(_split_words)
 ]
-Options = Annotated[dict[str, str], BeforeValidator(parse_object)]
+Options = Annotated[
+    dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(parse_object)
+]
 SourceTable = Annotated[str, AfterValidator(_source_table)]
 TableNames = Annotated[
     dict[

@@ -42,11 +42,11 @@ class HttpDestination(ArrowDestination):
     """
 
     def __init__(self, uri: str, options: HttpOptions | None = None) -> None:
-        self._options = options or HttpOptions()
-        self._sender = Sender(self._options)
+        self.options = options or HttpOptions()
+        self._sender = Sender(self.options)
         self._base = _base_url(uri)
         self.name = f"http {self._base.host}"
-        self.batch_rows = self._options.batch_rows
+        self.batch_rows = self.options.batch_rows
         self._copies: dict[TableName, _Copy] = {}
         self._lock = threading.Lock()
 
@@ -113,7 +113,7 @@ class HttpDestination(ArrowDestination):
         content = {"table": json_table(table), **content}
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": quote(key, safe="/:")}
-        if self._options.gzip:
+        if self.options.gzip:
             body = gzip.compress(body, compresslevel=6, mtime=0)
             headers["Content-Encoding"] = "gzip"
         self._sender.send("POST", self._url(table), what, body, headers)
