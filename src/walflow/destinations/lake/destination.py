@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,21 +21,18 @@ from walflow.destinations.lake.forms import (
     TablePlan,
     is_as_planned,
     stored_form,
-    table_properties,
 )
 from walflow.destinations.lake.freshness import (
     Parts,
     ViewedTables,
-    base_of,
-    changes_of,
-    shown,
 )
-from walflow.destinations.lake.freshness.parts import stored_parts
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
+from walflow.destinations.lake.known import KnownTables
 from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
 from walflow.destinations.lake.modes import MODES
-from walflow.destinations.lake.owner import Owner, Stamp, check_owner
-from walflow.destinations.lake.pictures import AsOf, KeptPicture, KeptTable, Pictures, readable
+from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.pictures import AsOf, KeptPicture, Pictures
+from walflow.destinations.lake.queries import query_as_of, reading_query
 from walflow.destinations.lake.recopying import (
     bring_to_form,
     check_key,
@@ -45,6 +41,7 @@ from walflow.destinations.lake.recopying import (
 )
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.sessions import SessionPool
+from walflow.destinations.lake.spark_errors import as_our_errors
 from walflow.destinations.lake.trying import scratch_name, try_out
 from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
@@ -85,8 +82,7 @@ class LakeDestination:
         self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
-        self._lock = threading.Lock()
-        self._stored: dict[TableName, Stored] = {}
+        self._tables = KnownTables(format, owner, self._viewed)
         self._namespaces: set[str] = set()
 
     @property
@@ -115,14 +111,14 @@ class LakeDestination:
         """Drop the table, if it is ours, and make it anew without a position."""
         form = self._form(table, exact=False)
         with self._writing(table.name) as spark:
-            if self._look(spark, table.name) is not None:
+            if self._tables.look(spark, table.name) is not None:
                 self._drop(spark, table.name)
             self._format.create(spark, form, self._owner)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
         exact = "_exact" in rows.columns
         with self._writing(table.name) as spark:
-            stored = self._look(spark, table.name)
+            stored = self._tables.look(spark, table.name)
             had_exact = stored is not None and EXACT in stored.columns
             form = self._form(table, exact=exact or had_exact)
             if stored is None:
@@ -146,13 +142,13 @@ class LakeDestination:
         constants = self._constants(form, position)
         with self._writing(table.name) as spark:
             # Whose it is decides whether it may be replaced.
-            stored = self._look(spark, table.name)
+            stored = self._tables.look(spark, table.name)
             if stored is not None and has_past(stored):
                 form = self._form(table, exact=EXACT in stored.columns)
                 bring_to_form(spark, self._format, form, stored, stamp)
                 rows = read_copy(spark, [str(file) for file in files], table, exact)
                 form = write_differences(rows, self._format, form, stamp, datetime.now(UTC))
-                self._remember(form, position)
+                self._tables.remember(form, position)
                 return
 
             def copy(form: StoredForm) -> None:
@@ -166,12 +162,12 @@ class LakeDestination:
                 self._viewed.hide(spark, table.name)
                 copy(form)
                 self._viewed.drop_parts(spark, table.name)
-        self._remember(form, position)
+        self._tables.remember(form, position)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         stamp = Stamp(self._owner, position)
         with self._writing(table.name) as spark, self._format.stamped(spark, stamp):
-            parts = Parts.of(table.name, self._look(spark, table.name))
+            parts = Parts.of(table.name, self._tables.look(spark, table.name))
             self._format.touch(spark, table.name if parts is None else parts.changes)
 
     def _constants(self, form: StoredForm, position: Lsn | None) -> Mapping[str, Constant]:
@@ -192,7 +188,7 @@ class LakeDestination:
         """None too if the table is of another mode, or freshness, than is wanted now, and cannot
         be made so but by a copy."""
         with self._session(table.name) as spark:
-            stored = self._known(spark, table.name)
+            stored = self._tables.known(spark, table.name)
             if stored is not None and not self._is_as_planned(table, stored):
                 stored = self._merged_for_good(spark, table, stored)
         if stored is None:
@@ -222,7 +218,7 @@ class LakeDestination:
     def _apply(self, changes: TableChanges, span: Span) -> None:
         table = changes.schema
         with self._session(table.name) as spark:
-            stored = self._known(spark, table.name)
+            stored = self._tables.known(spark, table.name)
             if stored is None or stored.position is None:
                 raise DestinationError(
                     f"{self._format.identifier(table.name)} has no complete copy to apply "
@@ -236,11 +232,11 @@ class LakeDestination:
                 todo = todo.since(stored.position)
             # Nothing that can be repeated with other effect: until the commit is known to have
             # happened, the table is asked anew where it is.
-            self._forget(table.name)
+            self._tables.forget(table.name)
             plan, is_viewed = self._plan(table.name), Parts.of(table.name, stored) is not None
             if not is_viewed and may_have_kept_columns(todo, plan):
                 # What is remembered of a table does not tell which columns it keeps.
-                asked = self._look(spark, table.name)
+                asked = self._tables.look(spark, table.name)
                 todo = todo if asked is None else with_kept_columns(todo, plan, asked)
             form = self._form(todo.schema, exact=EXACT in stored.columns)
             with self._format.stamped(spark, Stamp(self._owner, span.upto)):
@@ -249,7 +245,7 @@ class LakeDestination:
                     form = replace(MODES[form.plan.mode].apply(round), schema=table)
                 else:
                     form = self._viewed.apply(round, span.upto, stored)
-        self._remember(form, span.upto, stored)
+        self._tables.remember(form, span.upto, stored)
         self._schedule.committed(table.name)
 
     # Tables.
@@ -258,8 +254,8 @@ class LakeDestination:
         """See ChangesTables, and lake.evolving for what becomes of rows that are there."""
         name = evolution.after.name
         with self._session(name) as spark:
-            self._forget(name)
-            stored = self._look(spark, name)
+            self._tables.forget(name)
+            stored = self._tables.look(spark, name)
             if (
                 stored is None
                 or stored.position is None
@@ -277,10 +273,10 @@ class LakeDestination:
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """See RenamesTables. False too if there is another table of that name."""
         with self._session(table.name) as spark:
-            self._forget(table.name)
-            self._forget(name)
-            taken = self._look(spark, name) is not None
-            stored = self._look(spark, table.name)
+            self._tables.forget(table.name)
+            self._tables.forget(name)
+            taken = self._tables.look(spark, name) is not None
+            stored = self._tables.look(spark, table.name)
             if stored is None:
                 return taken
             if taken or Parts.of(table.name, stored) is not None:
@@ -291,13 +287,13 @@ class LakeDestination:
     def drop_table(self, table: TableSchema) -> None:
         """Remove the table with its files; DestinationForeign if it is not ours."""
         with self._session(table.name) as spark:
-            self._forget(table.name)
-            self._look(spark, table.name)
+            self._tables.forget(table.name)
+            self._tables.look(spark, table.name)
             self._drop(spark, table.name)
             self._pictures.forget(table.name)
 
     def own_tables(self) -> list[TableName]:
-        with _as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
+        with as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
             return self._viewed.whole(spark, self._format.owned_tables(spark, self._owner))
 
     def _drop(self, spark: SparkSession, name: TableName) -> None:
@@ -319,7 +315,7 @@ class LakeDestination:
             return
         due = self._schedule.begin(table.name)
         with self._session(table.name) as spark:
-            stored = self._known(spark, table.name)
+            stored = self._tables.known(spark, table.name)
             if stored is None or stored.position is None:
                 return
             parts = Parts.of(table.name, stored)
@@ -332,41 +328,28 @@ class LakeDestination:
 
     def record_progress(self, picture: Picture) -> bool:
         """See KeepsProgress."""
-        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             viewed = {
                 name: parts
                 for name in (table.table for table in picture.tables)
-                if (parts := Parts.of(name, self._seen(spark, name))) is not None
+                if (parts := Parts.of(name, self._tables.seen(spark, name))) is not None
             }
             return self._pictures.record(spark, picture, viewed)
 
     def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
         """The newest picture that is kept, or the newest one up to the position or the time."""
-        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             picture = self._pictures.newest(spark, position, moment)
             if picture is None:
                 return None
-            queries = [self._query_as_of(spark, table) for table in picture.tables]
+            queries = [
+                query_as_of(spark, self._format, self._viewed, table) for table in picture.tables
+            ]
             return AsOf(picture, tuple(queries))
 
     def oldest_picture(self) -> KeptPicture | None:
-        with _as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             return self._pictures.oldest(spark)
-
-    def _query_as_of(self, spark: SparkSession, table: KeptTable) -> str | None:
-        """None: the version can no longer be read; of a table that a view shows, nor can those from
-        before its columns or key were others."""
-        if table.base is None:
-            as_of = readable(spark, self._format, table.table, table.version)
-            return None if as_of is None else f"SELECT * FROM {as_of}"
-        # Whoever owns it.
-        both = (self._format.look(spark, part(table.table)) for part in (base_of, changes_of))
-        if (parts := Parts.of(table.table, stored_parts(*both))) is None:
-            return None
-        since = parts.base_formed.since, parts.changes_formed.since
-        base = readable(spark, self._format, parts.base, table.base, since[0])
-        changes = readable(spark, self._format, parts.changes, table.version, since[1])
-        return None if base is None or changes is None else shown(parts, base, changes)
 
     # Tables that are shown by a view: see lake.freshness.
 
@@ -377,7 +360,7 @@ class LakeDestination:
     def fold(self, table: TableSchema) -> None:
         """Merge all changes that were appended into the base. Between two rounds, as maintain."""
         with self._session(table.name) as spark:
-            stored = self._known(spark, table.name)
+            stored = self._tables.known(spark, table.name)
             parts = Parts.of(table.name, stored)
             if stored is not None and parts is not None and stored.position is not None:
                 self._viewed.fold(spark, parts, stored.position)
@@ -385,14 +368,8 @@ class LakeDestination:
     def reading_query(self, name: TableName) -> str | None:
         """The query that gives the table's rows, whoever owns it: if a view shows it, what the view
         is, or would be if the catalog kept views. None: there is no such table."""
-        identifier = self._format.identifier
         with self._session(name) as spark:
-            if self._format.look(spark, name) is not None:
-                return f"SELECT * FROM {identifier(name)}"
-            parts = Parts.of(name, self._viewed.anyones(spark, name))
-        if parts is None:
-            return None
-        return shown(parts, identifier(parts.base), identifier(parts.changes))
+            return reading_query(spark, self._format, self._viewed, name)
 
     def _merged_for_good(
         self, spark: SparkSession, table: TableSchema, stored: Stored
@@ -401,10 +378,10 @@ class LakeDestination:
         parts = Parts.of(table.name, stored)
         if parts is None or not is_as_planned(self._plan(table.name), stored.properties):
             return None
-        self._forget(table.name)
+        self._tables.forget(table.name)
         if stored.position is None or not self._viewed.merge(spark, parts, stored.position):
             return None
-        return self._known(spark, table.name)
+        return self._tables.known(spark, table.name)
 
     def _form(self, table: TableSchema, *, exact: bool) -> StoredForm:
         return stored_form(table, self._plan(table.name), exact=exact)
@@ -414,51 +391,13 @@ class LakeDestination:
             return False
         return self._viewed.is_as_wanted(self._form(table, exact=False), stored)
 
-    # What is known of them.
-
-    def _known(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table is, as far as we have brought it ourselves."""
-        with self._lock:
-            known = self._stored.get(name)
-        if known is None and (known := self._look(spark, name)) is not None:
-            if (parts := Parts.of(name, known)) is not None:
-                self._viewed.opened(spark, parts)
-            with self._lock:
-                self._stored[name] = known
-        return known
-
-    def _seen(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table was a moment ago, for who does not write it. What they find is not kept:
-        while somebody else writes, it may be old by then."""
-        with self._lock:
-            known = self._stored.get(name)
-        return known or self._look(spark, name)
-
-    def _look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table is; None when there is none. DestinationForeign when it is not ours."""
-        stored = self._format.look(spark, name)
-        if stored is None:
-            return self._viewed.look(spark, name)
-        check_owner(self._format.identifier(name), self._owner, stored.properties)
-        return self._viewed.without_parts(name, stored)
-
-    def _remember(self, form: StoredForm, position: Lsn, before: Stored | None = None) -> None:
-        """``before``: the table that was brought there; it may have columns that are kept."""
-        known = {} if before is None else before.columns
-        columns = {**known, **{column.name: column.spark_type for column in form.columns}}
-        properties = {**self._owner.properties, **table_properties(form)}
-        with self._lock:
-            self._stored[form.name] = Stored(position, columns, properties)
-
-    def _forget(self, name: TableName) -> None:
-        with self._lock:
-            self._stored.pop(name, None)
+    # Sessions.
 
     @contextmanager
     def _writing(self, name: TableName) -> Iterator[SparkSession]:
         """A session for what makes the table, or moves it by other means than changes."""
         with self._session(name) as spark:
-            self._forget(name)
+            self._tables.forget(name)
             if name.schema not in self._namespaces:
                 self._format.make_namespace(spark, name)
                 self._namespaces.add(name.schema)
@@ -472,24 +411,11 @@ class LakeDestination:
         """A session; what Spark complains of inside becomes a DestinationError."""
         try:
             subject = self._format.identifier(name)
-            with _as_our_errors(subject), self._sessions.borrowed() as spark:
+            with as_our_errors(subject), self._sessions.borrowed() as spark:
                 yield spark
         except WalflowError:
-            self._forget(name)
+            self._tables.forget(name)
             raise
-
-
-@contextmanager
-def _as_our_errors(subject: str) -> Iterator[None]:
-    try:
-        yield
-    except (WalflowError, NotFollowed):
-        raise
-    except Exception as error:
-        raise DestinationError(
-            f"{subject}: {_first_line(error)}",
-            hint="See the cause with --debug; the change log keeps what is not applied.",
-        ) from error
 
 
 @contextmanager
@@ -501,10 +427,3 @@ def _in_session(rows: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
         yield spark.table(f"global_temp.{view}")
     finally:
         spark.catalog.dropGlobalTempView(view)
-
-
-def _first_line(error: Exception) -> str:
-    # Of what Java threw, the bridge says first which object was called.
-    thrown = getattr(error, "java_exception", None)
-    said = str(error) if thrown is None else str(thrown.toString())
-    return said.strip().partition("\n")[0][:500]
