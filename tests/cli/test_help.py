@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.commands import WALFLOW, Room
 from walflow import errors
+from walflow.cli import walflow
+from walflow.config.keys import variable_of
 from walflow.errors import WalflowError
 
 HEAVY = ("pyspark", "pyarrow", "pandas", "numpy", "pydantic", "psycopg", "rich", "structlog")
@@ -26,19 +32,9 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stderr.strip() == ""
-    for command in (
-        "init",
-        "run",
-        "status",
-        "as-of",
-        "retry",
-        "rollback",
-        "resync",
-        "drop",
-        "demo",
-        "bench",
-    ):
+    for command in walflow.commands:
         assert f"  {command} " in ran.stdout
+    assert len(walflow.commands) == 13
 
 
 def test_help_takes_less_than_0_3_s() -> None:
@@ -102,3 +98,66 @@ def test_bench_takes_debug(room: Room) -> None:
 
 def test_the_version(room: Room) -> None:
     assert room.run("--version").stdout.startswith("walflow 0.")
+
+
+def shown(*command: str) -> str:
+    return CliRunner().invoke(walflow, [*command, "--help"], prog_name="walflow").output
+
+
+@pytest.mark.parametrize("command", sorted(set(walflow.commands) - {"bench"}))
+def test_every_command_has_examples_that_it_understands(command: str) -> None:
+    text = shown(command)
+    examples = text.partition("\nExamples:\n")[2].strip().splitlines()
+    assert examples
+    for line in examples:
+        if line.split()[0] == "echo":
+            continue
+        words = shlex.split(re.split(r"\||&&|>", line)[0])
+        assert words[0] == "walflow"
+        assert words[1] in walflow.commands
+        # What stands before the options is another command's where that is the next step.
+        known = text if words[1] == command else shown(words[1])
+        options = {word for word in words[2:] if word.startswith("-")}
+        assert all(re.search(rf"(?<![\w-]){option}(?![\w-])", known) for option in options), line
+
+
+def test_options_are_in_groups_and_say_their_names_in_the_environment() -> None:
+    text = shown("run")
+    which, options = text.index("\nWhich pipeline:\n"), text.index("\nOptions:\n")
+    assert which < text.index("  --from URI") < options < text.index("  --until-caught-up")
+    words = " ".join(text.split())
+    names = {"source.uri": "WALFLOW_SOURCE__URI", "log.folder": "WALFLOW_LOG__FOLDER"}
+    for key, name in names.items():
+        assert variable_of(key.split(".")) == name
+        assert name in words
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    ran = CliRunner().invoke(walflow, ["completion", shell], prog_name="walflow")
+    assert ran.exit_code == 0
+    assert f"_WALFLOW_COMPLETE={shell}_complete" in ran.output
+
+
+def test_bash_completes_commands_and_options(room: Room) -> None:
+    program = """
+        eval "$(walflow completion bash)"
+        complete -p walflow
+        for words in 'walflow ch' 'walflow check --qu' 'walflow completion f'; do
+            COMPREPLY=() COMP_WORDS=($words)
+            COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            _walflow_completion walflow "${COMP_WORDS[COMP_CWORD]}"
+            echo "${COMPREPLY[@]}"
+        done
+    """
+    environment = room.environment | {"PATH": f"{WALFLOW.parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "--norc", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines()[1:] == ["check", "--quick", "fish"]

@@ -211,11 +211,10 @@ def _totals(progress: Progress) -> Text:
     if progress.copying:
         text.append(f" · {progress.copying} being copied")
     text.append(f" · {human_count(progress.rows_copied)} rows copied")
-    if progress.rows_per_second:
-        text.append(f" ({human_rate(progress.rows_per_second)}/s)")
-    text.append(
-        f" · {human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)"
-    )
+    if progress.changes:
+        text.append(
+            f" · {human_count(progress.changes)} changes ({progress.changes_per_second:,.0f}/s)"
+        )
     if lag is not None:
         text.append(f" · {human_bytes(lag)} and {human_seconds(progress.lag_seconds)} behind")
     text.stylize_before("bold")

@@ -177,7 +177,8 @@ def drop_pipeline(
 
 def remove_leftovers(settings: Settings) -> None:
     """Remove the store's file in the log's folder, if nothing is in it, and the folder, if then
-    it is empty. Repeats safely; the store must be closed."""
+    it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
+    must be closed."""
     file = settings.log_folder / STATE_FILE
     if settings.store.uri is None and file.exists() and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
@@ -185,6 +186,8 @@ def remove_leftovers(settings: Settings) -> None:
     # Somebody's files may be in it, or it is gone.
     with contextlib.suppress(OSError):
         settings.log_folder.rmdir()
+        if settings.log.folder is None:
+            settings.log_folder.parent.rmdir()
 
 
 def _is_empty(file: Path) -> bool:

@@ -258,6 +258,8 @@ def _parse(uri: str) -> dict[str, Any]:
         raise BadUri("The source's URI has an impossible port.", hint=_URI_HINT)
     if "@" in str(given.get("dbname") or "") and not given.get("user"):
         raise BadUri("The source's URI has no user, but an @ in the database.", hint=_URI_HINT)
+    if "://" in text and text.partition("?")[0].count("@") > 1:
+        raise BadUri("The source's URI has more than one @.", hint=_URI_HINT)
     return given
 
 
