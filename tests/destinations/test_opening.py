@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from walflow.cli import walflow
 from walflow.config import Settings, load_settings
 from walflow.destinations import check_folder, open_destination, warehouse_of
 from walflow.destinations.base import TablesFailed
@@ -158,3 +160,12 @@ def test_a_web_service_with_its_secret_in_the_environment() -> None:
     assert isinstance(opened.destination, HttpDestination)
     assert opened.destination.options == HttpOptions(secret="s3cret", batch_rows=7, gzip=False)
     opened.close()
+
+
+@pytest.mark.parametrize("command", [["view", "public.orders"], ["as-of"]])
+def test_commands_that_read_lakes_say_so(tmp_path: Path, command: list[str]) -> None:
+    given = ["--from", "postgresql://me@127.0.0.1:9/x", "--to", "https://me:pass@host/x"]
+    arguments = [*command, *given, "--log", str(tmp_path)]
+    with pytest.raises(ConfigError, match=f"`walflow {command[0]}` is for tables of a lake") as no:
+        CliRunner().invoke(walflow, arguments, catch_exceptions=False)
+    assert "pass@" not in str(no.value)

@@ -137,9 +137,10 @@ def _meant(only: tuple[str, ...], known: Collection[TableName]) -> frozenset[Tab
 
 
 def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: bool) -> AsOf:
-    from walflow.destinations import open_destination
+    from walflow.destinations import check_is_lake, open_destination
     from walflow.destinations.lake import LakeDestination
 
+    check_is_lake(settings, "as-of")
     # Whose the tables are does not matter to who only reads.
     opened = open_destination(settings, "", debug=debug, warm_up=False)
     try:

@@ -62,10 +62,11 @@ def _source_name(settings: Settings, table: str) -> TableName:
 
 
 def _query(settings: Settings, name: TableName, *, debug: bool) -> str:
-    from walflow.destinations import open_destination
+    from walflow.destinations import check_is_lake, open_destination
     from walflow.destinations.lake import LakeDestination
     from walflow.errors import UnknownTable
 
+    check_is_lake(settings, "view")
     # Whose the tables are does not matter to who only reads.
     opened = open_destination(settings, "", debug=debug, warm_up=False)
     try:

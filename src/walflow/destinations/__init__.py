@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OpenDestination",
     "check_folder",
+    "check_is_lake",
     "open_destination",
     "open_without_spark",
     "packages_of",
@@ -70,6 +71,16 @@ def warehouse_of(uri: str) -> Path:
             "destination.options.",
         )
     return Path(unquote(parts.path)).absolute()
+
+
+def check_is_lake(settings: Settings, command: str) -> None:
+    """ConfigError if the destination has no tables that this command of ours could read."""
+    uri = settings.destination.uri
+    if urlsplit(uri).scheme not in _KNOWN:
+        raise ConfigError(
+            f"`walflow {command}` is for tables of a lake; {redacted(uri)} is none.",
+            hint="Read the destination's tables with its own means.",
+        )
 
 
 def packages_of(uri: str) -> tuple[Package, ...]:

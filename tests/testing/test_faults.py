@@ -1,0 +1,87 @@
+"""Faults on purpose strike where the script says, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from walflow.destinations.base import ChangesTables, Destination, Events, Positioned, SwapsTables
+from walflow.errors import ConfigError, DestinationError, FailpointReached
+from walflow.evolution import Evolution
+from walflow.failpoints import failpoint
+from walflow.model import Lsn, Span, TableSchema
+from walflow.testing.faults import FaultyDestination, failpoints
+from walflow.testing.sources import make_schema
+
+ONE, TWO = (make_schema({"id": "int"}, ["id"], name) for name in ("one", "two"))
+
+
+class Notebook:
+    """Writes down what it does."""
+
+    name = "notebook"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def truncate_table(self, table: TableSchema) -> None:
+        self.done.append(f"truncate {table.name}")
+
+    def write_table_rows(self, table: TableSchema, rows: object) -> None:
+        self.done.append(f"rows {table.name}")
+
+    def write_events(self, events: Events) -> None:
+        self.done.append("events")
+
+    def applied(self, table: TableSchema) -> Lsn | None:
+        return Lsn(7)
+
+    def mark_applied(self, table: TableSchema, position: Lsn) -> None:
+        self.done.append(f"mark {table.name}")
+
+    def change_table(self, evolution: Evolution) -> None:
+        self.done.append(f"change {evolution.after.name}")
+
+
+def test_it_offers_what_the_one_inside_does() -> None:
+    inner = Notebook()
+    faulty = FaultyDestination(inner)
+    assert isinstance(faulty, Destination)
+    assert isinstance(faulty, Positioned)
+    assert isinstance(faulty, ChangesTables)
+    assert not isinstance(faulty, SwapsTables)
+    assert faulty.name == "notebook"
+    assert faulty.applied(ONE) == 7
+    faulty.change_table(Evolution(ONE, ONE))
+    assert faulty.calls == [("applied", ONE.name), ("change_table", ONE.name)]
+
+
+def test_it_fails_by_its_script() -> None:
+    inner = Notebook()
+    faulty = FaultyDestination(
+        inner, "truncate_table[public.two]=fail; truncate_table@2=lost; mark_applied=sleep:0.01"
+    )
+    faulty.truncate_table(ONE)
+    with pytest.raises(DestinationError, match="told to get lost"):
+        faulty.truncate_table(ONE)
+    with pytest.raises(DestinationError, match="told to fail"):
+        faulty.truncate_table(TWO)
+    faulty.write_events(Events(Span(Lsn(1), Lsn(2)), ()))
+    assert isinstance(faulty, Positioned)
+    faulty.mark_applied(ONE, Lsn(1))
+    assert inner.done == ["truncate public.one"] * 2 + ["events", "mark public.one"]
+    faulty.script("")
+    faulty.truncate_table(TWO)
+    assert inner.done[-1] == "truncate public.two"
+
+
+def test_a_script_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="'write_events=explode', which is not call"):
+        FaultyDestination(Notebook(), "write_events=explode")
+
+
+def test_failpoints_last_as_long_as_the_block() -> None:
+    with failpoints("apply.write[public.one]=raise"):
+        failpoint("apply.write", TWO.name)
+        with pytest.raises(FailpointReached):
+            failpoint("apply.write", ONE.name)
+    failpoint("apply.write", ONE.name)
