@@ -20,7 +20,7 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "AdoptsFiles ChangesTables Checked Destination DropsTables Events FormerChanges "
+        "AdoptsFiles BreaksOff ChangesTables Checked Destination DropsTables Events FormerChanges "
         "KeepsProgress ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup "
         "SwapsTables TableChanges TableProgress TablesFailed"
     ),

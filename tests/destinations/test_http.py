@@ -20,7 +20,7 @@ from tests.destinations.http_server import Answer, HttpTables, Received
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import wait_phase
 from tests.pipeline.running import WAIT, catch_up, in_source, running, settings_for
-from walflow.destinations.base import Checked, Destination, Shutdown
+from walflow.destinations.base import BreaksOff, Checked, Destination, Shutdown
 from walflow.destinations.http import HttpDestination, HttpOptions, is_signed, signature
 from walflow.destinations.http.typed_json import json_values
 from walflow.errors import BadUri, ConfigError, DestinationError
@@ -84,6 +84,7 @@ def test_what_it_offers(destination: HttpDestination) -> None:
     assert isinstance(destination, Destination)
     assert isinstance(destination, Checked)
     assert isinstance(destination, Shutdown)
+    assert isinstance(destination, BreaksOff)
 
 
 def test_requests_are_these(service: HttpTables, destination: HttpDestination) -> None:
@@ -249,7 +250,7 @@ def test_nobody_is_there() -> None:
     assert error.value.retry
 
 
-def test_shutdown_does_not_wait_for_the_next_attempt(service: HttpTables) -> None:
+def test_whoever_breaks_off_does_not_wait_for_the_next_attempt(service: HttpTables) -> None:
     Trouble(service, Answer(503, headers={"Retry-After": "120"}))
     destination = HttpDestination(service.uri, QUICK)
     failed: list[Exception] = []
@@ -263,8 +264,9 @@ def test_shutdown_does_not_wait_for_the_next_attempt(service: HttpTables) -> Non
     sending = threading.Thread(target=send)
     sending.start()
     wait_for(lambda: bool(service.received), WAIT, "the request has come")
-    destination.shutdown()
+    destination.break_off()
     sending.join(WAIT)
+    destination.shutdown()
     assert not sending.is_alive()
     assert len(failed) == 1
 

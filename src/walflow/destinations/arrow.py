@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.errors import Stopped
 from walflow.model import TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -24,6 +26,17 @@ class ArrowDestination(ABC):
     name: str
     batch_rows: int = 1000
     """How many rows, or changes, a batch has at most."""
+    _ending: threading.Event
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        # Not in __init__, which those who derive a class need not call.
+        made = super().__new__(cls)
+        made._ending = threading.Event()
+        return made
+
+    def break_off(self) -> None:
+        """The copies that are under way end after the batch that they are at."""
+        self._ending.set()
 
     @abstractmethod
     def truncate_table(self, table: TableSchema) -> None:
@@ -46,6 +59,8 @@ class ArrowDestination(ABC):
         from walflow.spark.batches import arrow_batches
 
         for batch in arrow_batches(rows, self.batch_rows):
+            if self._ending.is_set():
+                raise Stopped(f"told to stop while {table.name} was written")
             self.write_row_batch(table, batch)
 
     def write_events(self, events: Events) -> None:

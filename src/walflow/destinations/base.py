@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdoptsFiles",
+    "BreaksOff",
     "ChangesTables",
     "Checked",
     "Destination",
@@ -193,6 +194,16 @@ class Checked(Protocol):
         """Make a scratch table under a name that no table has, write to it, and remove it and all
         else that was made for it, also if this fails midway. Touches nothing that is there.
         DestinationError, with what to do, if tables cannot be written. Takes seconds at most."""
+
+
+@runtime_checkable
+class BreaksOff(Protocol):
+    """Can end calls that take long before they are done."""
+
+    def break_off(self) -> None:
+        """Called once when the pipeline is to end, before ``shutdown``, while calls may be under
+        way: a copy that would go on for long raises Stopped, and what waits to be tried again
+        raises its error. Both come again with the next start."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import structlog
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
 from walflow.destinations import OpenDestination, open_destination, run_on_spark
-from walflow.destinations.base import Destination
+from walflow.destinations.base import BreaksOff, Destination
 from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
@@ -441,6 +441,8 @@ class Pipeline:
             _logger.warning("not everything could be put in order", error=str(another))
 
     def _end_work(self) -> None:
+        if isinstance(self._destination.destination, BreaksOff):
+            self._destination.destination.break_off()
         self._parts.syncer.close()
         self._parts.upkeep.close()
         self._parts.lanes.close()

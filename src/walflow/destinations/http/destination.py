@@ -50,6 +50,10 @@ class HttpDestination(ArrowDestination):
         self._copies: dict[TableName, _Copy] = {}
         self._lock = threading.Lock()
 
+    def break_off(self) -> None:
+        super().break_off()
+        self._sender.break_off()
+
     def shutdown(self) -> None:
         self._sender.close()
 

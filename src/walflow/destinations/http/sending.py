@@ -48,8 +48,12 @@ class Sender:
             0, delay
         )
 
+    def break_off(self) -> None:
+        """What waits to be sent again, now or later, is given up at once."""
+        self._stop.set()
+
     def close(self) -> None:
-        """Break off what waits to be sent again, and let go of connections. Repeats safely."""
+        """Let go of connections. Repeats safely."""
         self._stop.set()
         self._client.close()
 
