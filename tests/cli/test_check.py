@@ -39,6 +39,8 @@ def check(tmp_path: Path) -> Check:
             "source.uri": uri,
             "destination.uri": to or f"iceberg://{tmp_path / 'lake'}",
             "log.folder": tmp_path / "log",
+            # Looking for Java takes longer than all the rest.
+            "spark.remote": "sc://127.0.0.1:1",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
         return list(perform(Facts(load_settings(None, given, {}), quick=True)))
@@ -160,6 +162,20 @@ def test_a_server_that_cannot_be_reached_does_not_keep_from_looking_at_the_rest(
     assert limit is not None
     found = check("postgresql://me@127.0.0.1:1/shop", log__max_bytes=limit[1])
     assert wrong(found)[-1] == ("error", "store")
+
+
+def test_what_is_left_out_is_told(database: Database, check: Check) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text, card text)",
+        "CREATE TABLE audit_log (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR TABLE orders (id, note) WHERE (id > 5), audit_log",
+    )
+    findings = check(database.uri, tables__exclude="*.audit_*")
+    assert [found.message for found in findings if found.check == "left out"] == [
+        "published, but left out by tables.include and tables.exclude: public.audit_log",
+        "public.orders: published are only rows with (id > 5) and 1 column less",
+    ]
+    assert wrong(findings) == []
 
 
 def test_types_are_told(database: Database, check: Check) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, attempted, error, ok, warning
@@ -96,7 +96,34 @@ def _read(facts: Facts, session: Session, has: str) -> Iterator[Finding]:
         )
     for caution in publication_cautions(publication, facts.tables, settings.tables):
         yield warning(_AREA, "publication", caution.message, caution.hint)
+    if settings.tables.choose:
+        everything = published_tables(session, publication.name, settings.types)
+        followed = {table.name for table in facts.tables}
+        yield from _left_out(table for table in everything if table.name not in followed)
+    for table in facts.tables:
+        yield from _partly(table)
     check_store_apart(session, settings)
+
+
+def _left_out(tables: Iterable[PublishedTable]) -> Iterator[Finding]:
+    names = [str(table.name) for table in tables]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield ok(
+            _AREA,
+            "left out",
+            "published, but left out by tables.include and tables.exclude: "
+            f"{', '.join(names[:_SHOWN])}{more}",
+        )
+
+
+def _partly(table: PublishedTable) -> Iterator[Finding]:
+    """What the publication itself leaves out."""
+    columns = len(table.schema.unpublished)
+    parts = [f"only rows with {table.row_filter}"] if table.row_filter else []
+    parts += [f"{columns} column{'' if columns == 1 else 's'} less"] if columns else []
+    if parts:
+        yield ok(_AREA, "left out", f"{table.name}: published are {' and '.join(parts)}")
 
 
 def _rights(session: Session, tables: Sequence[PublishedTable]) -> Iterator[Finding]:
