@@ -13,6 +13,7 @@ import os
 import pty
 import re
 import shlex
+import socket
 import struct
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def main() -> None:
 
 def _demo(folder: Path) -> None:
     lake = folder / "demo"
-    shown = _run(["demo", "--seconds", "25", "--rows", "120000", "--folder", str(lake)])
+    shown = _run(["demo", "--seconds", "40", "--rows", "120000", "--folder", str(lake)])
     plain = {str(lake): "/data"}
     screens = list(_screens(shown))
     _draw("demo-copying.svg", "make demo", max(screens, key=_copying), plain)
@@ -114,7 +115,12 @@ def _own_postgres(folder: Path) -> None:
         ends = ["--from", uri, "--to", f"iceberg://{folder}/lake", "--log", f"{folder}/log"]
         told = ["--from", "postgresql://user@host/shop", "--to", "iceberg:///data/lake"]
         server = f"{postgres.user}@127.0.0.1:{postgres.port}"
-        plain = {str(folder): "/data", server: "user@host", str(Path.home()): "~"}
+        plain = {
+            str(folder): "/data",
+            server: "user@host",
+            str(Path.home()): "~",
+            f" on {socket.gethostname()}": " on host",
+        }
         # The table of events has no key yet: what to do about it is worth a picture.
         shown = _run(["check", *ends, "--create-publication"], code=NoReplicaIdentity.exit_code)
         _draw("check.svg", shlex.join(["walflow", "check", *told]), _last(shown), plain)
