@@ -23,6 +23,7 @@ from walflow.config import load_settings
 from walflow.destinations.base import Events
 from walflow.errors import CheckFailed, PublicationMissing
 from walflow.model import TableSchema
+from walflow.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -240,6 +241,21 @@ def test_what_becomes_of_the_slot(newest: Database, check: Check) -> None:
             *(f"ALTER SYSTEM RESET {name}" for name in settings),
             "SELECT pg_reload_conf()",
         )
+
+
+def test_a_server_that_has_just_enough(check: Check) -> None:
+    with EmbeddedPostgres(settings={"max_replication_slots": 1, "max_wal_senders": 1}) as server:
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            connection.execute("CREATE PUBLICATION walflow FOR TABLE t")
+            assert wrong(check(server.uri)) == [
+                ("warning", "free slots"),
+                ("warning", "free senders"),
+            ]
+            connection.execute("SELECT pg_create_physical_replication_slot('only')")
+        findings = check(server.uri)
+        assert wrong(findings)[0] == ("error", "slot")
+        assert [found.code for found in findings if found.code] == ["NoFreeSlot"]
 
 
 def test_transactions_that_keep_a_slot_from_being_made(

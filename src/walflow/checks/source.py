@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, ok, warning
-from walflow.errors import NoFreeSlot, SlotInUse, SourceError
+from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
+from walflow.errors import NoFreeSender, NoFreeSlot, SlotInUse, SourceError
 from walflow.source.connection import Session, connect, source_errors
 from walflow.source.preflight import check_server
 from walflow.source.server import Server, read_server
@@ -32,6 +32,8 @@ _AREA = Area.SOURCE
 _PATIENCE_SECONDS = 10.0
 _CLOCK_SECONDS = 2.0
 """By how much clocks may differ: lag is told in seconds."""
+
+_ONE_MORE = "Tables that are copied later, and a long backlog, need one more for a while."
 
 _SOUND: dict[str, tuple[str, Any]] = {
     "version": ("version", 180000),
@@ -55,7 +57,9 @@ def check_source(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
     ]
     yield from problems
     yield from attempted(_AREA, "clock", _clock(session))
-    if not any(finding.code for finding in problems):
+    if any(finding.code for finding in problems):
+        yield skipped(_AREA, "free slots", "whether a slot can be made: see above")
+    else:
         yield from attempted(_AREA, "slot", _slot(facts, session, server))
     yield from attempted(_AREA, "slot survival", _survival(facts, session, server))
 
@@ -124,16 +128,24 @@ def _slot(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
     else:
         if state.exists:
             yield ok(_AREA, "slot", f'the slot "{name}" is there, and nobody else reads it')
-    if server.free_slots <= 0 and state.exists:
+    if server.free_slots > 0 or not state.exists:
+        yield from _make_slot(facts, server)
+    # One to follow, and one more for a while.
+    if server.free_slots <= (0 if state.exists else 1):
         yield warning(
             _AREA,
             "free slots",
-            "All replication slots of the server are taken. Tables that are copied later, and a "
-            "long backlog, need one more for a while.",
+            f"No replication slot of the server is left beside the pipeline's own. {_ONE_MORE}",
             NoFreeSlot.default_hint,
         )
-        return
-    yield from _make_slot(facts, server)
+    if server.free_senders <= (0 if state.active else 1):
+        yield warning(
+            _AREA,
+            "free senders",
+            "No replication connection of the server is left beside the pipeline's own. "
+            f"{_ONE_MORE}",
+            NoFreeSender.default_hint,
+        )
 
 
 def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, error, ok, warning
+from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped, warning
 from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
 from walflow.mapping import TableMapping, check_apart
@@ -35,6 +35,7 @@ def check_tables(facts: Facts) -> Iterator[Finding]:
     """Needs a session on the source."""
     session = facts.session
     if session is None:
+        yield skipped(_AREA, "publication", "what is published: the source was not reached")
         return
     publication = list(attempted(_AREA, "publication", _publication(facts, session)))
     yield from publication
