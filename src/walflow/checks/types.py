@@ -8,6 +8,7 @@ from walflow.checks.findings import Area, Finding, ok, warning
 from walflow.config import TypeSettings
 from walflow.model import Column, PgType
 from walflow.source.catalog import PublishedTable
+from walflow.source.values import TEXT_TYPES
 
 __all__ = ["check_types"]
 
@@ -15,8 +16,6 @@ _AREA = Area.TABLES
 _NAMED = 8
 """So many columns are named on a line."""
 
-_TEXTS = frozenset({18, 19, 25, 1042, 1043})
-""""char", name, text, character(n), varchar: strings in Postgres too."""
 _NUMERIC = 1700
 _TIMES = ("date", "timestamp", "timestamp_ntz")
 
@@ -29,7 +28,7 @@ def check_types(tables: Sequence[PublishedTable], settings: TypeSettings) -> Ite
         shown = f"{table.name}.{column.name} ({column.type.name})"
         if kind.base == _NUMERIC and not _is_declared(column, settings):
             numbers.append(shown)
-        elif spark == "string" and kind.base not in _TEXTS:
+        elif spark == "string" and kind.base not in TEXT_TYPES:
             texts.append(shown)
         elif spark in _TIMES:
             times.append(shown)

@@ -16,10 +16,11 @@ _KINDS = {
     ErrorKind.LOG: "the change log",
     ErrorKind.SPARK: "Spark",
     ErrorKind.DESTINATION: f"the destination ({TablesSetAside.exit_code}: tables are set aside)",
-    ErrorKind.STORE: f"the store ({UNEXPECTED} also: an unexpected error)",
+    ErrorKind.STORE: "the store",
 }
 _OTHERS = {
     "0": "done",
+    str(UNEXPECTED): "an unexpected error: please report it",
     "130, 143": "ended by Ctrl-C or SIGTERM before the work was done",
 }
 

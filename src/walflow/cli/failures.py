@@ -11,8 +11,8 @@ from walflow.redaction import redacted
 
 __all__ = ["UNEXPECTED", "report"]
 
-UNEXPECTED = 70
-"""The exit code of what walflow did not foresee (EX_SOFTWARE)."""
+UNEXPECTED = 99
+"""The exit code of what walflow did not foresee."""
 
 
 def report(error: Exception, *, debug: bool) -> int:
@@ -23,8 +23,10 @@ def report(error: Exception, *, debug: bool) -> int:
     if debug:
         click.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
     if isinstance(error, WalflowError):
+        # By the code it is found in docs/reference/errors.md.
         click.echo(
-            f"{click.style('Error:', fg='red', bold=True)} {redacted(_sentence(error.message))}",
+            f"{click.style('Error:', fg='red', bold=True)} {redacted(_sentence(error.message))}"
+            f" {click.style(f'[{error.code}]', dim=True)}",
             err=True,
         )
         if error.hint:

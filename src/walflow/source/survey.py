@@ -14,12 +14,10 @@ from walflow.source.identities import Identities
 from walflow.source.physical import PhysicalRelation, read_relations
 from walflow.source.publication import brief_look, find_tables
 from walflow.source.types import TypeCatalog
-from walflow.source.values import spark_type
+from walflow.source.values import TEXT_TYPES, spark_type
 
 __all__ = ["SurveyedTable", "survey_tables"]
 
-_TEXTS = frozenset({18, 19, 25, 1042, 1043})
-""""char", name, text, character(n), varchar: strings in Postgres too."""
 
 _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
 
@@ -105,4 +103,4 @@ def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedT
 def _turns_string(pg: PgType) -> bool:
     while pg.element is not None:
         pg = pg.element
-    return pg.base not in _TEXTS and spark_type(pg, TypeSettings()) == "string"
+    return pg.base not in TEXT_TYPES and spark_type(pg, TypeSettings()) == "string"

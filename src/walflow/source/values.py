@@ -23,6 +23,7 @@ from walflow.source.converted import Converted, buffer, exact_texts, mask, valid
 
 __all__ = [
     "SESSION_OPTIONS",
+    "TEXT_TYPES",
     "Converted",
     "arrow_type",
     "copy_expression",
@@ -30,6 +31,9 @@ __all__ = [
     "from_text",
     "spark_type",
 ]
+
+TEXT_TYPES = frozenset({18, 19, 25, 1042, 1043})
+""""char", name, text, character(n), varchar: strings in Postgres too."""
 
 SESSION_OPTIONS = " ".join(
     f"-c {name}={value}"
