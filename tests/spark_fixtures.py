@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LITTLE_DATA = {
+    # Where there are few rows, to write and compile code for a query costs more than to run it:
+    # a third of a round's work. Commands that tests start have what users have.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # PySpark leaves the socket of each collect() to the garbage collector.
     config.addinivalue_line(
@@ -31,8 +39,7 @@ def spark() -> Iterator[SparkSession]:
     settings = SparkSettings(
         master="local[2]",
         driver_memory=os.environ.get("WALFLOW_TEST_DRIVER_MEMORY", "1g"),
-        # Tests are short: half the start-up for some of the speed.
-        conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        conf=LITTLE_DATA,
     )
     extensions = f"{iceberg.EXTENSIONS},{delta.EXTENSIONS}"
     session = make_session(settings, [ICEBERG, DELTA], {"spark.sql.extensions": extensions})
