@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.http_server import HttpTables
+from tests.destinations.pairs import delta_lake, delta_rows
 from tests.destinations.reference import iceberg_lake, reading_session, stored_rows
-from tests.destinations.test_delta_rounds import delta_lake, delta_rows
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.http import HttpDestination, HttpOptions
 from walflow.destinations.lake import LakeDestination, Owner

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.modes import KEYLESS, OWNER, Lake, _as_in_models, begun
+from tests.destinations.pairs import FOREVER, LAST_DAY, Pair
 from tests.destinations.reference import Row, Source, assert_same, make_schema
-from tests.destinations.test_delta_rounds import FOREVER, LAST_DAY, MakePair, make_pair
 from tests.destinations.test_lake_modes import _tell, copies_story
 from walflow.config.lake import Mode
 from walflow.destinations.delta import DeltaFormat, table_folder
@@ -25,8 +25,6 @@ from walflow.model import TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["make_pair"]
 
 pytestmark = pytest.mark.spark
 
@@ -74,7 +72,7 @@ def test_a_story_with_what_rows_tell_of_their_changes(lake: Lake, mode: Mode) ->
     assert lake.commits(KEYLESS, "told") == commits + 2
 
 
-def test_rows_of_all_kinds_come_and_go_copy_by_copy(make_pair: MakePair) -> None:
+def test_rows_of_all_kinds_come_and_go_copy_by_copy(spark: SparkSession, tmp_path: Path) -> None:
     columns = {
         "a": "string",
         "f": "double",
@@ -82,7 +80,7 @@ def test_rows_of_all_kinds_come_and_go_copy_by_copy(make_pair: MakePair) -> None
         "l": "array<int>",
         "m": "map<string,string>",
     }
-    pair = make_pair(make_schema(columns, []))
+    pair = Pair(spark, tmp_path, make_schema(columns, []), "delta")
     source = pair.source
     twin = {"a": "x", "f": float("nan"), "l": [1, None], "m": [("k", "v"), ("j", None)]}
     with source.transaction():
@@ -115,6 +113,7 @@ def test_rows_of_all_kinds_come_and_go_copy_by_copy(make_pair: MakePair) -> None
         pair.destination.write_events(source.events(pair.spark))
     source.rows = before
     pair.check()
+    pair.destination.shutdown()
 
 
 def test_values_that_the_source_has_no_longer_stay(lake: Lake) -> None:

@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from tests.destinations.conftest import OWNER
+from tests.destinations.pairs import delta_lake, delta_rows
 from tests.destinations.reference import ALL_TYPES, Source, assert_same, make_schema
-from tests.destinations.test_delta_rounds import delta_lake, delta_rows
 from walflow.destinations.delta import DeltaFormat, table_folder, table_identifier
 from walflow.destinations.delta.tables import SESSION_CONF
 from walflow.destinations.lake import LakeDestination, Owner
