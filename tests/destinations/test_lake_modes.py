@@ -158,7 +158,7 @@ AS_OF = {"history": "WITH until AS", "scd2": "-- as of a time"}
 
 def _as_of(told: Told, time: datetime.datetime) -> list[Row]:
     """What the documented query shows."""
-    page = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "modes.md").read_text()
     first = page.index(AS_OF[told.mode])
     start = max(page.rfind(f"\n{word} ", 0, first + 10) for word in ("WITH", "SELECT")) + 1
     query = page[start : page.index("```", start)].strip().removesuffix(";")
