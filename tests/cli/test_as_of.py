@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from tests.cli.commands import Room
 from tests.cli.stored import opened, put_table
 from tests.conftest import Database
 from tests.destinations.reference import reading_session
+from walflow import destinations
+from walflow.cli import _exit_code
 from walflow.errors import NoPicture, PictureGone, UnknownTable
 from walflow.model import Lsn, Phase
 
@@ -52,7 +55,11 @@ def test_a_table_that_the_pipeline_has_not(room: Room) -> None:
 
 @pytest.mark.spark
 def test_the_sql_reads_all_tables_as_of_one_commit(
-    database: Database, room: Room, spark: SparkSession
+    database: Database,
+    room: Room,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     database.execute(
         "CREATE TABLE orders (id bigint PRIMARY KEY, amount int)",
@@ -62,13 +69,8 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
         "CREATE PUBLICATION walflow FOR ALL TABLES",
     )
     options = pipeline(room, database.uri)
-    empty = room.run("as-of", *options)
-    assert empty.returncode == NoPicture.exit_code
-    assert "No picture of the tables of the pipeline shop" in empty.stderr
-    slot = ["--slot", f"{database.name}_slot"]
-    ran = room.run("run", "--until-caught-up", *options, *slot)
+    ran = room.run("run", "--until-caught-up", *options, "--slot", f"{database.name}_slot")
     assert ran.returncode == 0, ran.stderr
-
     newest = room.run("as-of", "--json", *options)
     assert newest.returncode == 0, newest.stderr
     shown = json.loads(newest.stdout)
@@ -82,18 +84,32 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     ]
     assert amounts == [10, 10]
 
-    later = room.run("as-of", "FFFF/0", "--table", "orders", *options)
-    assert later.returncode == 0, later.stderr
-    head, note, query = later.stdout.splitlines()
+    # The rest in this process, whose Spark has started already.
+    open_destination = functools.partial(destinations.open_destination, spark=spark)
+    monkeypatch.setattr(destinations, "open_destination", open_destination)
+
+    def ask(*arguments: str) -> tuple[int, str, str]:
+        code = _exit_code(["as-of", *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    code, out, err = ask("FFFF/0", "--table", "orders", *options)
+    assert code == 0, err
+    head, note, query = out.splitlines()
     assert head.startswith(f"-- All tables as of {shown['lsn']} (")
     assert note == "-- There is no picture of FFFF/0 itself: this is the newest one before it."
     assert query == f"{shown['tables'][1]['query']};"
 
-    then = room.run("as-of", "--at", "2999-01-01", "--json", *options)
-    assert then.returncode == 0, then.stderr
-    assert json.loads(then.stdout) == {**shown, "exact": None, "asked": "2999-01-01"}
+    code, out, err = ask("--at", "2999-01-01", "--json", *options)
+    assert code == 0, err
+    assert json.loads(out) == {**shown, "exact": None, "asked": "2999-01-01"}
 
-    before = room.run("as-of", "0/1", *options)
-    assert before.returncode == PictureGone.exit_code
-    assert f"the oldest one is of {shown['since']}" in before.stderr
-    assert f"Ask for {shown['since']} or later." in before.stderr
+    code, out, err = ask("0/1", *options)
+    assert code == PictureGone.exit_code
+    assert f"the oldest one is of {shown['since']}" in err
+    assert f"Ask for {shown['since']} or later." in err
+
+    elsewhere = ("--to", f"iceberg://{room.path / 'empty'}", "--log", str(room.path / "no-log"))
+    code, out, err = ask(*options, *elsewhere)
+    assert code == NoPicture.exit_code
+    assert "No picture of the tables of the pipeline shop" in err
