@@ -6,6 +6,7 @@ import bisect
 import json
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,14 @@ from walflow.bench.measure import client_cpu
 from walflow.config.lake import Freshness
 from walflow.destinations import warehouse_of
 from walflow.destinations.iceberg import IcebergFormat
+from walflow.destinations.lake.freshness import changes_of
 from walflow.model import Lsn, TableName
 
 __all__ = ["Latency", "bench_latency"]
 
 _LOOK_SECONDS = 0.01
-_WARM_UP_SECONDS = 10.0
+_WARM_UP_SECONDS = 60.0
+"""A pipeline runs for days; in its first minute Java compiles more than it works."""
 _LAST_SECONDS = 60.0
 
 
@@ -69,7 +72,7 @@ def bench_latency(
         with table.pipeline() as pipeline:
             pipeline.wait(until_caught_up=True)
             _commit(table, per_second, _WARM_UP_SECONDS)
-            with _Watch(table) as watch:
+            with _Watch(table, freshness) as watch:
                 began, cpu = time.perf_counter(), client_cpu()
                 commits = _commit(table, per_second, seconds)
                 took = time.perf_counter() - began
@@ -105,12 +108,17 @@ def _commit(table: CopiedTable, per_second: int, seconds: float) -> list[tuple[L
 
 
 class _Watch:
-    """Opens the table again and again, and notes which position it has reached when."""
+    """Opens the table whenever it has another version, and notes which position it had when."""
 
-    def __init__(self, table: CopiedTable) -> None:
-        self._format = IcebergFormat(str(warehouse_of(table.settings.destination.uri)))
+    def __init__(self, table: CopiedTable, freshness: Freshness) -> None:
+        warehouse = warehouse_of(table.settings.destination.uri)
+        self._format = IcebergFormat(str(warehouse))
         self._spark = table.spark
-        self._name = TableName("public", "bench")
+        name = TableName("public", "bench")
+        self._name = changes_of(name) if freshness == "view" else name
+        # A file that says which version is the newest one: to read it costs nothing, so that who
+        # looks does not slow down what is looked at.
+        self._version = warehouse / name.schema / self._name.name / "metadata" / "version-hint.text"
         self._stop = threading.Event()
         self._seen: list[tuple[Lsn, float]] = []
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -128,7 +136,13 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
+        newest = version = ""
         while not self._stop.wait(_LOOK_SECONDS):
+            with suppress(FileNotFoundError):  # while it is replaced
+                newest = self._version.read_text()
+            if newest == version:
+                continue
+            version = newest
             stored = self._format.look(self._spark, self._name)
             position = None if stored is None else stored.position
             if position is not None and (not self._seen or position > self._seen[-1][0]):
