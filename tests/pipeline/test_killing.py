@@ -1,7 +1,7 @@
 """``kill -9`` in every phase of a table, at chosen points and at any moment; then the tables are
 equal to the source's, and what was copied before was not read again.
 
-``WALFLOW_TEST_KILLS`` says how often a pipeline is killed at random moments (default 3),
+``WALFLOW_TEST_KILLS`` says how often a pipeline is killed at random moments (default 2),
 ``WALFLOW_TEST_SEED`` which moments these are, and ``WALFLOW_TEST_PASSES`` how often a table that
 is copied again is killed at all of its moves (default 0; a pass is 12 kills).
 """
@@ -142,7 +142,7 @@ def kill_at_every_move(pipeline: Killable, chain: Chain) -> None:
 
 
 def test_at_random(spark: SparkSession, pipeline: Killable) -> None:
-    kills = int(os.environ.get("WALFLOW_TEST_KILLS", "3"))
+    kills = int(os.environ.get("WALFLOW_TEST_KILLS", "2"))
     seed = int(os.environ.get("WALFLOW_TEST_SEED", str(random.randrange(1000))))
     print(f"WALFLOW_TEST_SEED={seed}")
     chance = random.Random(seed)
