@@ -5,9 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
-from walflow.config import Settings, SourceSettings, host_and_port, load_settings
+from walflow.config import (
+    Settings,
+    SourceSettings,
+    TablesSettings,
+    host_and_port,
+    load_settings,
+)
 from walflow.errors import ConfigError
 from walflow.model import TableName
 
@@ -131,6 +138,18 @@ class TestVariables:
         assert settings.tables.include == ("shop.*", "shop_old.*")
         assert settings.batch.max_size == 7
 
+    @pytest.mark.parametrize("place", ["${SECRET}", "'${SECRET}'"])
+    def test_values_of_parameters_are_quoted(self, tmp_path: Path, place: str) -> None:
+        text = f'source: {{uri: "host=db password={place} dbname=shop"}}'
+        overrides = {"destination.uri": "iceberg:///x"}
+        settings = load(tmp_path, text, {"SECRET": "a b'=\\c sslmode=disable"}, overrides)
+        uri = settings.source.uri.get_secret_value()
+        assert conninfo_to_dict(uri) == {
+            "host": "db",
+            "password": "a b'=\\c sslmode=disable",
+            "dbname": "shop",
+        }
+
     def test_a_whole_uri_is_taken_as_it_is(self, tmp_path: Path) -> None:
         text = "source: {uri: '${DATABASE_URL}'}\ndestination: {uri: 'iceberg:///x'}"
         settings = load(tmp_path, text, {"DATABASE_URL": URI}, {})
@@ -170,6 +189,12 @@ class TestTables:
         assert [name for name in every if tables.have(TableName.parse(name))] == expected
         assert tables.choose is bool(include or exclude)
 
+    def test_names_may_have_dots(self) -> None:
+        tables = TablesSettings(include=("my.schema.tbl",))
+        assert tables.have(TableName("my.schema", "tbl"))
+        assert tables.have(TableName("my", "schema.tbl"))
+        assert not tables.have(TableName("my", "tbl"))
+
     def test_which_are_named(self, tmp_path: Path) -> None:
         assert load(tmp_path, "tables: {include: [a.b, a.*, c.d]}").tables.named == ("a.b", "c.d")
 
@@ -200,6 +225,7 @@ class TestTls:
                 r"host=h dbname=d sslkey='/it\'s' sslmode='require'",
             ),
             ("postgresql://h/d?x=y", "{}", "postgresql://h/d?x=y"),
+            ("postgresql://u:p?w@h/d", "{mode: require}", "postgresql://u:p?w@h/d?sslmode=require"),
             ("", "{mode: require}", ""),
         ],
     )

@@ -28,7 +28,9 @@ NAMES = {
     "walflow.destinations.http": (
         "SIGNATURE_HEADER HttpDestination HttpOptions is_signed signature"
     ),
-    "walflow.destinations.rowwise": ("Change Delete Insert Row RowwiseDestination Truncate Update"),
+    "walflow.destinations.rowwise": (
+        "Change CopiedRow Delete Insert Row RowwiseDestination Truncate Update"
+    ),
     "walflow.errors": (
         "AuthenticationFailed BadUri CannotConnect CheckFailed ConfigError ConnectionLost "
         "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "

@@ -33,13 +33,16 @@ def load_object(uri: str) -> Callable[..., Any]:
             hint="For example python:shop.sinks:Webhook, which is Webhook in shop/sinks.py.",
         )
     try:
-        found = attrgetter(name)(_imported(module))
-    except ModuleNotFoundError as error:
+        imported = _imported(module)
+    except Exception as error:
         raise ConfigError(
-            f"The module of {PYTHON}:{module}:{name} cannot be imported: {error}.",
+            f"The module of {PYTHON}:{module}:{name} cannot be imported: "
+            f"{type(error).__name__}: {error}.",
             hint="It is looked for in the current folder, in PYTHONPATH, and among what is "
             "installed where walflow is.",
         ) from error
+    try:
+        found = attrgetter(name)(imported)
     except AttributeError:
         raise ConfigError(f"The module {module} has no {name}.") from None
     if not callable(found):

@@ -12,7 +12,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import assert_follows, find, named, on_shelf, wait_phase
 from tests.pipeline.running import WAIT, catch_up, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
-from walflow.model import Phase
+from walflow.model import Phase, TableSchema
 from walflow.pipeline import joining
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ pytestmark = pytest.mark.spark
 def oid_of(database: Database, table: str) -> int:
     ((oid,),) = database.execute(f"SELECT '{table}'::regclass::oid")
     return int(oid)
+
+
+class DroppingShelf(PositionedShelf):
+    def drop_table(self, table: TableSchema) -> None:
+        with self._lock:
+            self.tables.pop(table.name, None)
 
 
 def test_only_chosen_tables_are_followed(
@@ -40,7 +46,7 @@ def test_only_chosen_tables_are_followed(
     settings = settings_for(
         database, tmp_path, tables__include="public.*", tables__exclude="*.audit_*"
     )
-    shelf = PositionedShelf()
+    shelf = DroppingShelf()
     with running(settings, spark, destination=shelf) as pipeline:
         # Those that are there, and those that come.
         database.execute(
@@ -84,3 +90,13 @@ def test_only_chosen_tables_are_followed(
             wait_phase(pipeline, table, Phase.READY)
         database.execute("DELETE FROM seen WHERE id = 3", "DELETE FROM steady WHERE id = 3")
         assert_follows(pipeline, shelf, database, "steady", "seen", "made", "away")
+
+    # A pattern that may be a mistake does not cost what the destination has.
+    settings = settings_for(
+        database, tmp_path, tables__exclude="*.away, *.audit_*", on_table_removed="drop"
+    )
+    with running(settings, spark, destination=shelf) as pipeline:
+        wait_for(lambda: find(pipeline, "away") is None, WAIT, check=pipeline.check)
+        database.execute("DROP TABLE made")
+        wait_for(lambda: on_shelf(shelf, "made") is None, WAIT, check=pipeline.check)
+        assert on_shelf(shelf, "away") is not None

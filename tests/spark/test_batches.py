@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from walflow.spark.batches import arrow_batches
+from walflow.spark.batches import AtMost, arrow_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def test_batches_are_in_order_and_of_one_size(
     frame = spark.range(100).selectExpr(
         "(id * 37) % 100 AS n", "array(timestamp_micros(id)) AS times", "named_struct('t', id) AS s"
     )
-    batches = list(arrow_batches(frame, 30, order=("n",), at_most=100))
+    batches = list(arrow_batches(frame, 30, order=("n",), at_most=AtMost(100, 1000)))
     assert [batch.num_rows for batch in batches] == [30, 30, 30, 10]
     table = pa.Table.from_batches(batches)
     assert table["n"].to_pylist() == list(range(100))

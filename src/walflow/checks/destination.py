@@ -16,7 +16,7 @@ from walflow.destinations import (
     open_without_spark,
     warehouse_of,
 )
-from walflow.destinations.base import Checked, Destination, Positioned, Shutdown
+from walflow.destinations.base import Checked, Destination, Positioned, Shutdown, Startup
 from walflow.destinations.lake import LakeDestination, plan_of
 from walflow.destinations.lake.forms import stored_form
 from walflow.errors import DestinationError
@@ -42,6 +42,8 @@ def _destination(facts: Facts) -> Iterator[Finding]:
         return
     yield from _delivery(own)
     try:
+        if isinstance(own, Startup):
+            own.startup()
         yield from _writing(own, redacted(facts.settings.destination.uri))
     finally:
         if isinstance(own, Shutdown):

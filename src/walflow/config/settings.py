@@ -122,8 +122,13 @@ class TablesSettings(Section):
 
 
 def _is_like(table: TableName, pattern: str) -> bool:
-    schema, _, name = pattern.partition(".")
-    return fnmatchcase(table.schema, schema) and fnmatchcase(table.name, name)
+    # At whichever dot: schemas and tables may have some in their names.
+    parts = pattern.split(".")
+    return any(
+        fnmatchcase(table.schema, ".".join(parts[:at]))
+        and fnmatchcase(table.name, ".".join(parts[at:]))
+        for at in range(1, len(parts))
+    )
 
 
 class BatchSettings(Section):
@@ -294,7 +299,7 @@ class Settings(Section):
     on_table_removed: Literal["keep", "drop"] = Field(
         "keep",
         description="What becomes of the destination's table when one is unpublished, or gets "
-        "another name.",
+        "another name. (That of a table which `tables` leave out is kept in any case.)",
     )
     spark: SparkSettings = SparkSettings()
     metrics_address: Address | None = Field(

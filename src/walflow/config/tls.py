@@ -11,7 +11,7 @@ from pydantic import Field
 from walflow.config.section import Section
 from walflow.config.values import HomePath
 
-__all__ = ["TlsSettings", "with_tls"]
+__all__ = ["TlsSettings", "conninfo_value", "with_tls"]
 
 
 class TlsSettings(Section):
@@ -71,16 +71,23 @@ def with_tls(uri: str, tls: TlsSettings) -> str:
         # Without it libpq would look at the certificate, and let any server pass.
         more["sslmode"] = "verify-full"
     if not is_uri:
-        return " ".join([uri, *(f"{name}={_quoted(value)}" for name, value in more.items())])
+        return " ".join([uri, *(f"{name}={conninfo_value(value)}" for name, value in more.items())])
     if not more:
         return uri
-    joint = "&" if "?" in uri else "?"
+    joint = "&" if "?" in _after_credentials(uri) else "?"
     return uri + joint + "&".join(f"{name}={quote(value)}" for name, value in more.items())
 
 
 def _in_uri(uri: str) -> dict[str, str]:
-    pairs = (pair.partition("=") for pair in uri.partition("?")[2].split("&"))
+    pairs = (pair.partition("=") for pair in _after_credentials(uri).partition("?")[2].split("&"))
     return {unquote(name): unquote(value) for name, _, value in pairs}
+
+
+def _after_credentials(uri: str) -> str:
+    """The URI from its host on. As libpq finds it: a password may have a question mark."""
+    rest = uri.partition("://")[2]
+    before, at, after = rest.partition("@")
+    return after if at and "/" not in before else rest
 
 
 def _in_conninfo(text: str) -> dict[str, str]:
@@ -88,5 +95,6 @@ def _in_conninfo(text: str) -> dict[str, str]:
     return {name: re.sub(r"\\(.)", r"\1", quoted or bare) for name, quoted, bare in found}
 
 
-def _quoted(value: str) -> str:
+def conninfo_value(value: str) -> str:
+    """The value as it has to stand after ``name=``."""
     return "'" + re.sub(r"(['\\])", r"\\\1", value) + "'"

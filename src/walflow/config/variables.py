@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from walflow.config.tls import conninfo_value
 from walflow.errors import ConfigError
 
 __all__ = ["filled_in"]
@@ -74,7 +75,13 @@ def _value(
         if not text:
             missing.setdefault(name, []).append(".".join(path))
             return ""
-        return quote(text, safe="") if _is_encoded(value, found.start()) else text
+        if _is_encoded(value, found.start()):
+            return quote(text, safe="")
+        if path[-1] == "uri" and "://" not in value and "=" in value:
+            given = conninfo_value(text)
+            # Whoever wrote the quotes himself gets what belongs between them.
+            return given if value[: found.start()].endswith("=") else given[1:-1]
+        return text
 
     return _PLACE.sub(variable, value)
 

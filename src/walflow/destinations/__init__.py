@@ -52,10 +52,12 @@ class OpenDestination:
         """End the destination, then Spark and its JVM if they are its own. Repeats safely."""
         from walflow.spark.session import stop_session
 
-        if isinstance(self.destination, Shutdown):
-            self.destination.shutdown()
-        if self.owns_spark:
-            stop_session(self.spark)
+        try:
+            if isinstance(self.destination, Shutdown):
+                self.destination.shutdown()
+        finally:
+            if self.owns_spark:
+                stop_session(self.spark)
 
 
 def warehouse_of(uri: str) -> Path:
@@ -149,9 +151,14 @@ def run_on_spark(
     """Start a destination that brings no jars, and Spark for it unless a session is given."""
     from walflow.spark.session import make_session
 
-    if isinstance(destination, Startup):
-        destination.startup()
-    session = spark or make_session(settings.spark, [], {}, debug=debug)
+    try:
+        if isinstance(destination, Startup):
+            destination.startup()
+        session = spark or make_session(settings.spark, [], {}, debug=debug)
+    except BaseException:
+        if isinstance(destination, Shutdown):
+            destination.shutdown()
+        raise
     return OpenDestination(destination, session, owns_spark=spark is None)
 
 

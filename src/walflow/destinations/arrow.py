@@ -21,11 +21,12 @@ class ArrowDestination(ABC):
     """Give a ``name`` and three methods; what comes from Spark is streamed to them in batches.
 
     The batches of a table come one after the other, those of several tables at the same time.
+    After a ``shutdown`` another pipeline may use the same object.
     """
 
     name: str
     batch_rows: int = 1000
-    """How many rows, or changes, a batch has at most."""
+    """How many rows, or changes, a batch has at most. It has fewer where they are large (16 MB)."""
     _ending: threading.Event
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -34,13 +35,22 @@ class ArrowDestination(ABC):
         made._ending = threading.Event()
         return made
 
+    def startup(self) -> None:
+        """Called once before all else. Whoever overrides it calls this one too: the pipeline before
+        this one may have broken off."""
+        self._ending.clear()
+
     def break_off(self) -> None:
-        """The copies that are under way end after the batch that they are at."""
+        """The copies and rounds that are under way end after the batch that they are at."""
         self._ending.set()
 
     @abstractmethod
     def truncate_table(self, table: TableSchema) -> None:
-        """Make the table empty before a copy; it may not exist yet. Repeats safely."""
+        """Make the table empty before a copy; it may not exist yet. Repeats safely.
+
+        What was kept to tell changes that come again goes too: the copy may be of an older position
+        than the newest change that was here, and changes after it come, and count, again.
+        """
 
     @abstractmethod
     def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
@@ -52,7 +62,9 @@ class ArrowDestination(ABC):
         """Apply changes, which are in their order, with the columns of ``TableChanges.changes``.
 
         All of a round come again if a part of it failed, or if nobody heard that it succeeded.
-        (``_lsn``, ``_seq``) tells a change that was there before.
+        They may be cut into batches in another way then, or more changes may follow them.
+        (``_lsn``, ``_seq``) tells a change that was there before: since the last
+        ``truncate_table``, all up to the newest one that was applied.
         """
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
@@ -71,19 +83,25 @@ class ArrowDestination(ABC):
         for changes in events.tables:
             try:
                 self._write_changes(changes)
+            except Stopped:
+                raise
             except Exception as error:  # told of below, with its table
                 failures[changes.schema.name] = error
         if failures:
             raise TablesFailed(failures)
 
     def _write_changes(self, changes: TableChanges) -> None:
-        from walflow.spark.batches import arrow_batches
+        from walflow.spark.batches import arrow_batches, in_files
 
-        for batch in arrow_batches(
+        files = [*changes.files, *(file for part in changes.former for file in part.files)]
+        batches = arrow_batches(
             changes.changes,
             self.batch_rows,
             order=("_lsn", "_seq"),
-            at_most=changes.stats.rows,
-        ):
+            at_most=in_files(files, changes.stats.rows),
+        )
+        for number, batch in enumerate(batches):
+            if number and self._ending.is_set():
+                raise Stopped(f"told to stop while changes of {changes.schema.name} were written")
             if batch.num_rows:
                 self.write_change_batch(changes.schema, batch)

@@ -7,6 +7,9 @@
         def insert_rows(self, table, rows): ...
         def apply_changes(self, table, changes): ...
 
+``truncate_table`` makes the table empty and forgets what was kept to tell changes that come again:
+after a new copy, changes that were here before may come, and count, again.
+
 Values are ``None``, ``bool``, ``int``, ``float``, ``Decimal``, ``str``, ``bytes``, ``date``,
 ``datetime`` (with UTC as their zone for ``timestamp``, without one for ``timestamp_ntz``), and
 lists of them.
@@ -26,10 +29,30 @@ from walflow.model import OLD_EXACT, ChangeType, Lsn, TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Change", "Delete", "Insert", "Row", "RowwiseDestination", "Truncate", "Update"]
+__all__ = [
+    "Change",
+    "CopiedRow",
+    "Delete",
+    "Insert",
+    "Row",
+    "RowwiseDestination",
+    "Truncate",
+    "Update",
+]
 
 Row = Mapping[str, Any]
 """Values by column."""
+
+
+class CopiedRow(dict[str, Any]):
+    """A row of a copy: a dictionary of its values by column, and the texts of some of them."""
+
+    __slots__ = ("exact",)
+
+    def __init__(self, values: Any = (), exact: Mapping[str, str] | None = None) -> None:
+        super().__init__(values)
+        self.exact: Mapping[str, str] = exact or {}
+        """By column, Postgres's own text of values that the column's type cannot hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +113,22 @@ class RowwiseDestination(ArrowDestination):
     """Give a ``name`` and three methods: this one's two, and ``truncate_table``."""
 
     @abstractmethod
-    def insert_rows(self, table: TableSchema, rows: Sequence[Row]) -> None:
-        """Append rows of the copy, in no order. No rows make the table."""
+    def insert_rows(self, table: TableSchema, rows: Sequence[CopiedRow]) -> None:
+        """Append rows of the copy, in no order. No rows make the table. Rows are dictionaries;
+        ``row.exact`` has the texts of values that they hold only nearly."""
 
     @abstractmethod
     def apply_changes(self, table: TableSchema, changes: Sequence[Change]) -> None:
         """Apply changes, which are in their order. All of a round come again if a part of it
-        failed, or if nobody heard that it succeeded: ``change.order`` tells what was there
-        before."""
+        failed, or if nobody heard that it succeeded; more changes may follow them then.
+        ``change.order`` tells what was there before, since the last ``truncate_table``."""
 
     def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
-        names = table.column_names
-        self.insert_rows(table, rows.select(names).to_pylist(maps_as_pydicts="strict"))
+        values = rows.select(table.column_names).to_pylist(maps_as_pydicts="strict")
+        texts: list[Any] = [None] * len(values)
+        if "_exact" in rows.schema.names:
+            texts = rows.column("_exact").to_pylist(maps_as_pydicts="strict")
+        self.insert_rows(table, list(map(CopiedRow, values, texts)))
 
     def write_change_batch(self, table: TableSchema, changes: pa.RecordBatch) -> None:
         self.apply_changes(table, list(_typed(table, changes)))

@@ -135,6 +135,7 @@ def assemble(
         reader,
         evolver,
         dispatcher,
+        chosen=settings.tables,
         drop_removed=settings.on_table_removed == "drop",
     )
     intake = Intake(

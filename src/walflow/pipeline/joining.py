@@ -11,6 +11,7 @@ from dataclasses import replace
 import structlog
 
 from walflow.changelog import ChangeLog
+from walflow.config import TablesSettings
 from walflow.destinations.base import Destination, Positioned
 from walflow.errors import SourceError
 from walflow.mapping import NamedTables, TableMapping, check_apart, conflict
@@ -57,9 +58,11 @@ class Joiner:
         evolver: Evolver,
         dispatcher: Dispatcher,
         *,
+        chosen: TablesSettings,
         drop_removed: bool,
     ) -> None:
         self._published = published
+        self._chosen = chosen
         self._mapping = mapping
         self._named = named
         self._store = store
@@ -402,12 +405,16 @@ class Joiner:
             self._dispatcher.dispatch(oid, table.bytes)
 
     def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
-        """The table is no longer published; if it comes back, it must be copied. False: ask
-        again."""
+        """The table is no longer published, or chosen; if it comes back, it must be copied. False:
+        ask again."""
         oid = state.schema.oid
-        if not self._dropped(state, tables):
+        if not self._chosen.have(state.name):
+            # A pattern may be a mistake: it does not cost the destination's table.
+            _logger.info("a table is left out by tables.include or exclude", table=str(state.name))
+        elif self._dropped(state, tables):
+            _logger.info("a table is no longer published", table=str(state.name))
+        else:
             return False
-        _logger.info("a table is no longer published", table=str(state.name))
         self._log.break_off(oid)
         self._reader.drop(oid)
         self._tables.forget(oid)

@@ -441,8 +441,13 @@ class Pipeline:
             _logger.warning("not everything could be put in order", error=str(another))
 
     def _end_work(self) -> None:
-        if isinstance(self._destination.destination, BreaksOff):
-            self._destination.destination.break_off()
+        destination = self._destination.destination
+        if isinstance(destination, BreaksOff):
+            try:
+                destination.break_off()
+            except Exception as error:
+                # It only takes longer then; who writes must have ended before all else does.
+                _logger.warning("the destination could not be told of the end", error=str(error))
         self._parts.syncer.close()
         self._parts.upkeep.close()
         self._parts.lanes.close()

@@ -156,11 +156,10 @@ class Syncer:
         try:
             with in_pool(self._spark, "copy"):
                 self._sync(oid, taken_off)
-        except Stopped:
-            pass
         except Exception as error:
             # Of one that was taken off nobody cares how it ended.
-            if not taken_off.is_set():
+            ended = isinstance(error, Stopped) and self._stop.is_set()
+            if not ended and not taken_off.is_set():
                 self._metrics.worker_failed("copy", error)
                 self._after(oid, -size, error)
         else:

@@ -44,6 +44,8 @@ SESSION_CONF: Mapping[str, str] = {
 
 _DRIVER_CONF: Mapping[str, str] = {
     "spark.app.name": "walflow",
+    # Destinations without Spark get rows through the driver, in pieces; a job has many of them.
+    "spark.driver.maxResultSize": "0",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # What Spark remembers of finished work for pages that nobody opens.

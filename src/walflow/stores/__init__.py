@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from walflow.config import Settings
     from walflow.stores.sql_database import Database
 
-__all__ = ["STATE_FILE", "database_of", "open_store", "state_file"]
+__all__ = ["STATE_FILE", "database_of", "is_own_store", "open_store", "state_file"]
 
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
@@ -55,6 +55,15 @@ def open_store(settings: Settings) -> Store:
     kind = re.match(r"([a-z][a-z0-9+]{0,20})://", uri)
     shown = f"{kind[1]}://…" if kind else "in store.uri"
     raise BadUri(f"The store {shown} is of no known kind (known: {', '.join(_KNOWN)}).", hint=_HINT)
+
+
+def is_own_store(settings: Settings) -> bool:
+    """Whether the store is of the user's own making."""
+    uri = settings.store.uri
+    if uri is None:
+        return False
+    kind = uri.get_secret_value().strip().partition(":")[0]
+    return kind == PYTHON or (kind not in _KNOWN and installed(_GROUP, kind) is not None)
 
 
 def _own_store(uri: str, settings: Settings) -> Store | None:

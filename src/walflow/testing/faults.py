@@ -63,7 +63,7 @@ class FaultyDestination:
         self.script(script)
         # As attributes of the object: so isinstance sees which protocols the one inside has.
         for name in dir(inner):
-            if not name.startswith("_") and not hasattr(type(self), name):
+            if not name.startswith("_") and not hasattr(self, name):
                 value = getattr(inner, name)
                 wrapped = functools.partial(self._call, name, value) if callable(value) else value
                 setattr(self, name, wrapped)

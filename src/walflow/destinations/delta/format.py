@@ -72,6 +72,9 @@ class DeltaFormat:
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         """It is a folder, which the first table makes."""
 
+    def has_namespace(self, spark: SparkSession, name: TableName) -> bool:
+        return self._folder(name).parent.is_dir()
+
     def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
         # Something else may be in it, or it is gone.
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ import gzip
 import json
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import httpx
 from walflow.destinations.arrow import ArrowDestination
 from walflow.destinations.http.options import HttpOptions
 from walflow.destinations.http.sending import Sender
-from walflow.errors import BadUri
+from walflow.errors import BadUri, DestinationError
 from walflow.model import Lsn, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpDestination"]
 
 _NOT_FOUND = 404
+_SCRATCH = TableSchema(oid=0, name=TableName("walflow_check", "scratch"), columns=(), key=())
 
 
 @dataclass(slots=True)
@@ -49,6 +51,12 @@ class HttpDestination(ArrowDestination):
         self.batch_rows = self.options.batch_rows
         self._copies: dict[TableName, _Copy] = {}
         self._lock = threading.Lock()
+
+    def startup(self) -> None:
+        super().startup()
+        if self._sender.ended:
+            self._sender.close()
+            self._sender = Sender(self.options)
 
     def break_off(self) -> None:
         super().break_off()
@@ -94,22 +102,19 @@ class HttpDestination(ArrowDestination):
         )
 
     def check_writable(self) -> None:
-        """Make and empty a table of a name that nobody has."""
-        scratch = TableSchema(
-            oid=0, name=TableName("walflow_check", f"t{uuid.uuid4().hex}"), columns=(), key=()
-        )
-        self.truncate_table(scratch)
+        """Make and empty ``walflow_check.scratch``: always the same, so that services which keep
+        something of every name do not get more of them."""
+        import pyarrow as pa
+
+        self.truncate_table(_SCRATCH)
         try:
-            self._post(
-                scratch,
-                "a table to try out",
-                f"{scratch.name}/copy/check/1",
-                {"kind": "rows", "copy": self._copies[scratch.name].id, "batch": 1, "rows": []},
-            )
-        finally:
-            self.truncate_table(scratch)
-            with self._lock:
-                del self._copies[scratch.name]
+            self.write_row_batch(_SCRATCH, pa.record_batch({}))
+        except DestinationError:
+            # What went wrong first is to be told. The next check removes what is left.
+            with suppress(DestinationError):
+                self.truncate_table(_SCRATCH)
+            raise
+        self.truncate_table(_SCRATCH)
 
     def _post(self, table: TableSchema, what: str, key: str, content: dict[str, Any]) -> None:
         from walflow.destinations.http.typed_json import json_table
@@ -123,9 +128,16 @@ class HttpDestination(ArrowDestination):
         self._sender.send("POST", self._url(table), what, body, headers)
 
     def _url(self, table: TableSchema) -> httpx.URL:
-        names = (quote(part, safe="") for part in (table.name.schema, table.name.name))
+        names = (_segment(part) for part in (table.name.schema, table.name.name))
         path = "/".join((self._base.raw_path.decode().rstrip("/"), *names))
         return self._base.copy_with(raw_path=path.encode())
+
+
+def _segment(name: str) -> str:
+    if name in (".", ".."):
+        # As they are, these would be ways to other tables.
+        return "%2E" * len(name)
+    return quote(name, safe="")
 
 
 def _base_url(uri: str) -> httpx.URL:

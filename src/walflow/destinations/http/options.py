@@ -32,6 +32,16 @@ class HttpOptions:
     gzip: bool = True
     """Whether bodies are compressed."""
 
+    def __post_init__(self) -> None:
+        for name in ("secret", "token"):
+            value = getattr(self, name)
+            if value is None or (value and value.isascii() and value.isprintable()):
+                continue
+            raise ConfigError(
+                f"destination.options.{name} is empty, or has characters that a header cannot have.",
+                hint="Letters, digits and signs of ASCII are allowed, and no line breaks.",
+            )
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
         """From text. ConfigError names what is wrong, and never shows a value."""
@@ -45,7 +55,8 @@ class HttpOptions:
                     hint=f"Known are {', '.join(cls.__slots__)}.",
                 )
             if name in ("secret", "token"):
-                found[name] = text
+                # Files and variables often end with a line break.
+                found[name] = text.strip()
             elif name == "gzip":
                 found[name] = _flag(name, text)
             else:

@@ -15,7 +15,7 @@ import tenacity
 from walflow.destinations.http.options import HttpOptions
 from walflow.destinations.http.signature import SIGNATURE_HEADER, signature
 from walflow.errors import DestinationError
-from walflow.redaction import redacted
+from walflow.redaction import MASK, redacted
 
 __all__ = ["Sender"]
 
@@ -47,6 +47,10 @@ class Sender:
         self._pause = tenacity.wait_exponential(delay, _LONGEST_PAUSE) + tenacity.wait_random(
             0, delay
         )
+
+    @property
+    def ended(self) -> bool:
+        return self._stop.is_set()
 
     def break_off(self) -> None:
         """What waits to be sent again, now or later, is given up at once."""
@@ -85,7 +89,7 @@ class Sender:
             retrying(self._send_once, method, url, what, body, headers or {}, accept)
         except _Again as error:
             raise DestinationError(
-                f"{what} was not accepted by {_shown(url)}: {error}",
+                f"{what} was not accepted by {self._shown(url)}: {error}",
                 hint="It is tried again. Check that the service runs, and what it logs.",
             ) from error.__cause__
 
@@ -104,15 +108,24 @@ class Sender:
         )
         try:
             answer = self._client.send(request)
-        except httpx.TransportError as error:
-            raise _Again(f"{type(error).__name__}: {redacted(str(error))}") from error
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            # The text of these has headers in it.
+            broken = DestinationError(
+                f"{what} cannot be sent to {self._shown(url)}: {type(error).__name__}",
+                hint="Check destination.uri and destination.options.",
+            )
+            broken.retry = False
+            raise broken from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise _Again(f"{type(error).__name__}: {self._hidden(str(error))}") from error
         if answer.is_success or answer.status_code in accept:
             return
-        said = _text(answer)
+        said = self._hidden(answer.text.strip())[:_SHOWN]
         if answer.is_server_error or answer.status_code == _TOO_MANY:
             raise _Again(f"it answered {answer.status_code}: {said}", _retry_after(answer))
         refused = DestinationError(
-            f"{what} was refused by {_shown(url)} with {answer.status_code} {answer.reason_phrase}",
+            f"{what} was refused by {self._shown(url)} with {answer.status_code} "
+            f"{self._hidden(answer.reason_phrase)}",
             hint=said or "The answer has no text: see what the service logs.",
         )
         refused.retry = False
@@ -132,8 +145,18 @@ class Sender:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
         if isinstance(error, _Again) and error.after is not None:
-            return error.after
+            return max(error.after, self._pause(state))
         return self._pause(state)
+
+    def _hidden(self, text: str) -> str:
+        """Servers and libraries may repeat what they were sent."""
+        for value in (self._options.token, self._options.secret):
+            if value is not None:
+                text = text.replace(value, MASK)
+        return redacted(text)
+
+    def _shown(self, url: httpx.URL) -> str:
+        return self._hidden(str(url.copy_with(username="", password="", query=None)))
 
 
 def _client(options: HttpOptions) -> httpx.Client:
@@ -155,14 +178,6 @@ def _retry_after(answer: httpx.Response) -> float | None:
             return None
         seconds = moment.timestamp() - time.time()
     return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER)
-
-
-def _text(answer: httpx.Response) -> str:
-    return redacted(answer.text.strip()[:_SHOWN])
-
-
-def _shown(url: httpx.URL) -> str:
-    return redacted(str(url.copy_with(username="", password="", query=None)))
 
 
 def _tell(what: str, state: tenacity.RetryCallState) -> None:

@@ -23,7 +23,6 @@ def json_table(table: TableSchema) -> Object:
     return {
         "schema": table.name.schema,
         "name": table.name.name,
-        "version": str(table.version),
         "columns": [
             {
                 "name": column.name,

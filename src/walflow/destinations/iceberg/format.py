@@ -26,6 +26,7 @@ from walflow.destinations.iceberg.tables import (
     create_table,
     drop_namespace,
     drop_table,
+    has_namespace,
     look_at_table,
     make_namespace,
     owned_tables,
@@ -87,6 +88,9 @@ class IcebergFormat:
 
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         make_namespace(spark, name)
+
+    def has_namespace(self, spark: SparkSession, name: TableName) -> bool:
+        return has_namespace(spark, name)
 
     def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
         drop_namespace(spark, name)

@@ -28,6 +28,7 @@ __all__ = [
     "create_table",
     "drop_namespace",
     "drop_table",
+    "has_namespace",
     "look_at_table",
     "make_namespace",
     "owned_tables",
@@ -97,6 +98,10 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
 def make_namespace(spark: SparkSession, name: TableName) -> None:
     """Make the namespace that the table is to be in, unless it is there: some catalogs insist."""
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
+
+
+def has_namespace(spark: SparkSession, name: TableName) -> bool:
+    return spark.catalog.databaseExists(f"{CATALOG}.{quoted(folder_names(name)[0])}")
 
 
 def drop_namespace(spark: SparkSession, name: TableName) -> None:

@@ -119,6 +119,9 @@ class LakeFormat(Protocol):
     def make_namespace(self, spark: SparkSession, name: TableName) -> None:
         """Make what the table is to be in, unless it is there."""
 
+    def has_namespace(self, spark: SparkSession, name: TableName) -> bool:
+        """Whether there is what the table is to be in."""
+
     def drop_namespace(self, spark: SparkSession, name: TableName) -> None:
         """Remove what the table was in, unless something else is in it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
@@ -27,6 +28,14 @@ def try_out(spark: SparkSession, format: LakeFormat, name: TableName, owner: Own
     column = Column("id", PgType("bigint", 20, 20), "bigint")
     schema = TableSchema(oid=0, name=name, columns=(column,), key=())
     form = stored_form(schema, TablePlan(metadata=None), exact=False)
+    was_there = format.has_namespace(spark, name)
+
+    def clean() -> None:
+        """Also of what a failure midway has left."""
+        format.drop(spark, name)
+        if not was_there:
+            format.drop_namespace(spark, name)
+
     format.make_namespace(spark, name)
     try:
         format.create(spark, form, owner)
@@ -37,7 +46,9 @@ def try_out(spark: SparkSession, format: LakeFormat, name: TableName, owner: Own
                 f"a row was written to {format.identifier(name)}, and then it had {rows}",
                 hint="Check destination.options: what is written must be what is read.",
             )
-    finally:
-        # Also what a failure midway has left.
-        format.drop(spark, name)
-        format.drop_namespace(spark, name)
+    except BaseException:
+        # What cannot be removed either is not the reason to tell.
+        with suppress(Exception):
+            clean()
+        raise
+    clean()
