@@ -39,3 +39,12 @@ def test_batches_are_in_order_and_of_one_size(
 def test_no_rows_are_one_batch_with_the_columns(spark: SparkSession) -> None:
     (batch,) = arrow_batches(spark.range(0).selectExpr("id", "'x' AS t"), 10)
     assert (batch.num_rows, batch.schema.names) == (0, ["id", "t"])
+
+
+def test_wide_rows_make_small_batches(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("walflow.spark.batches._PIECE_BYTES", 10_000)
+    frame = spark.range(20).selectExpr("id", "repeat('x', 4000) AS t")
+    # Few rows, but too large to be fetched at once.
+    batches = list(arrow_batches(frame, 30, order=("id",), at_most=AtMost(20, 1 << 30)))
+    assert [batch.num_rows for batch in batches] == [2] * 10
+    assert pa.Table.from_batches(batches)["id"].to_pylist() == list(range(20))
