@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from walflow.destinations.http import SIGNATURE_HEADER, is_signed
 from walflow.destinations.rowwise import Row
 from walflow.model import Lsn, TableSchema
+from walflow.testing.sources import Inexact
 
 __all__ = ["Answer", "HttpTables", "Received"]
 
@@ -43,13 +44,19 @@ class Received:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    values: dict[str, Any]
+    exact: dict[str, str]
+
+
 @dataclass(slots=True)
 class _Table:
     columns: list[dict[str, Any]]
-    copy: str
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     position: tuple[int, int] = (0, 0)
-    keys: set[str] = field(default_factory=set)
+    batches: set[int] = field(default_factory=set)
+    """Of the copy."""
 
 
 class _Refused(Exception):
@@ -62,7 +69,8 @@ class HttpTables:
 
     def __init__(self, secret: str | None = None, token: str | None = None) -> None:
         self.tables: dict[Name, _Table] = {}
-        self.copies: dict[Name, str] = {}
+        self.copies: dict[Name, list[str]] = defaultdict(list)
+        """Their ids, the newest last."""
         self.received: list[Received] = []
         self.before: Callable[[Received], Answer | None] = lambda received: None
         self.lost: Callable[[Received], bool] = lambda received: False
@@ -94,7 +102,15 @@ class HttpTables:
     def rows_of(self, table: TableSchema) -> list[Row]:
         kept = self.tables[table.name.schema, table.name.name]
         types = {column["name"]: column["type"] for column in kept.columns}
-        return [{n: _value(types[n], value) for n, value in row.items()} for row in kept.rows]
+        return [
+            {
+                name: Inexact(_value(types[name], value), row.exact[name])
+                if name in row.exact
+                else _value(types[name], value)
+                for name, value in row.values.items()
+            }
+            for row in kept.rows
+        ]
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -161,34 +177,38 @@ class HttpTables:
         name = (unquote(names[0]), unquote(names[1]))
         with self._locks[name]:
             if received.method == "DELETE":
-                self.tables.pop(name, None)
-                (self.copies[name],) = parse_qs(parts.query)["copy"]
+                (copy,) = parse_qs(parts.query)["copy"]
+                if copy not in self.copies[name]:
+                    self.copies[name].append(copy)
+                    # With its position, and what it has of the copy before.
+                    self.tables.pop(name, None)
                 return
-            body, key = received.body, received.headers["Idempotency-Key"]
+            body = received.body
             assert body is not None
+            assert received.headers["Idempotency-Key"]
             assert (body["table"]["schema"], body["table"]["name"]) == name
             if body["kind"] == "rows":
-                self._keep_rows(name, body, key)
+                self._keep_rows(name, body)
             else:
                 assert body["kind"] == "events"
-                self._keep_events(self.tables[name], body, key)
+                self._keep_events(self.tables[name], body)
 
-    def _keep_rows(self, name: Name, body: dict[str, Any], key: str) -> None:
-        if body["copy"] != self.copies[name]:
+    def _keep_rows(self, name: Name, body: dict[str, Any]) -> None:
+        if [body["copy"]] != self.copies[name][-1:]:
             raise _Refused("rows of another copy than the last one that was begun")
         columns = body["table"]["columns"]
-        table = self.tables.setdefault(name, _Table(columns, body["copy"]))
+        table = self.tables.setdefault(name, _Table(columns))
         _check_form(table, columns)
-        if key in table.keys:
+        if body["batch"] in table.batches:
             return
-        table.keys.add(key)
+        table.batches.add(body["batch"])
         for told in body["rows"]:
             assert set(told) <= {"row", "exact"}, told
             assert list(told["row"]) == [column["name"] for column in columns]
             assert set(told.get("exact", {})) <= set(told["row"])
-            table.rows.append(told["row"])
+            table.rows.append(_Row(told["row"], told.get("exact", {})))
 
-    def _keep_events(self, table: _Table, body: dict[str, Any], key: str) -> None:
+    def _keep_events(self, table: _Table, body: dict[str, Any]) -> None:
         _check_form(table, body["table"]["columns"])
         before = (0, 0)
         for event in body["events"]:
@@ -200,8 +220,6 @@ class HttpTables:
                 continue  # it was here before
             _apply(table, event)
             table.position = position
-        assert key not in table.keys or body["events"]
-        table.keys.add(key)
 
 
 def _check_form(table: _Table, columns: list[dict[str, Any]]) -> None:
@@ -219,24 +237,37 @@ def _apply(table: _Table, event: dict[str, Any]) -> None:
             table.rows.clear()
         case "insert":
             assert list(event["row"]) == names, event
-            table.rows.append(event["row"])
+            table.rows.append(_Row(event["row"], event.get("exact", {})))
         case "delete":
-            table.rows.remove(_find(table, event["old"]))
+            del table.rows[_find(table, event["old"], event.get("old_exact", {}))]
         case "update":
             row, unchanged = event["row"], event.get("unchanged", [])
             assert {*row, *unchanged} == set(names), event
             assert not set(row) & set(unchanged), event
             assert key or "old" in event, event
-            old = _find(table, event.get("old") or {name: row[name] for name in key})
-            table.rows[table.rows.index(old)] = {name: {**old, **row}[name] for name in names}
+            exact = event.get("exact", {})
+            if "old" in event:
+                number = _find(table, event["old"], event.get("old_exact", {}))
+            else:
+                number = _find(
+                    table,
+                    {name: row[name] for name in key},
+                    {name: text for name, text in exact.items() if name in key},
+                )
+            old = table.rows[number]
+            kept = {name: text for name, text in old.exact.items() if name in unchanged}
+            table.rows[number] = _Row(
+                {name: {**old.values, **row}[name] for name in names}, {**kept, **exact}
+            )
         case kind:
             raise _Refused(f"no kind of change: {kind}")
 
 
-def _find(table: _Table, identity: dict[str, Any]) -> dict[str, Any]:
-    for row in table.rows:
-        if all(row[name] == value for name, value in identity.items()):
-            return row
+def _find(table: _Table, identity: dict[str, Any], exact: dict[str, str]) -> int:
+    for number, row in enumerate(table.rows):
+        texts = {name: text for name, text in row.exact.items() if name in identity}
+        if {name: row.values[name] for name in identity} == identity and texts == exact:
+            return number
     raise _Refused(f"there is no row {identity}")
 
 
@@ -255,13 +286,13 @@ def _value(kind: str, told: Any) -> Any:
             assert isinstance(told, bool)
             return told
         case "int":
-            assert isinstance(told, int)
+            assert type(told) is int
             return told
         case "bigint":
             assert isinstance(told, str)
             return int(told)
         case "float" | "double":
-            assert isinstance(told, float | int) or told in ("NaN", "Infinity", "-Infinity")
+            assert type(told) in (float, int) or told in ("NaN", "Infinity", "-Infinity")
             return float(told)
         case "string":
             assert isinstance(told, str)

@@ -8,10 +8,12 @@ import gzip
 import json
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pyarrow as pa
 import pytest
 
@@ -21,7 +23,13 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import wait_phase
 from tests.pipeline.running import WAIT, catch_up, in_source, running, settings_for
 from walflow.destinations.base import BreaksOff, Checked, Destination, Shutdown
-from walflow.destinations.http import HttpDestination, HttpOptions, is_signed, signature
+from walflow.destinations.http import (
+    SIGNATURE_HEADER,
+    HttpDestination,
+    HttpOptions,
+    is_signed,
+    signature,
+)
 from walflow.destinations.http.typed_json import json_values
 from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.model import Phase, TableName, TableSchema
@@ -100,7 +108,6 @@ def test_requests_are_these(service: HttpTables, destination: HttpDestination) -
         "table": {
             "schema": "größe",
             "name": "a/b t",
-            "version": "0/0",
             "columns": [
                 {
                     "name": "id",
@@ -207,6 +214,50 @@ def test_what_may_pass_is_sent_again(
         assert len(keys) == 1
 
 
+def test_what_comes_late_does_nothing(service: HttpTables, destination: HttpDestination) -> None:
+    begin(destination, 1)
+    begin(destination, 2)
+    destination.write_change_batch(TABLE, inserts(3))
+    first, first_rows, second, second_rows, _ = service.received
+    with httpx.Client(base_url=service.uri.partition("/in")[0]) as client:
+
+        def send_again(late: Received) -> int:
+            body = b"" if late.body is None else json.dumps(late.body).encode()
+            signed = signature("s3cret", int(time.time()), late.method, late.path, body)
+            headers = {SIGNATURE_HEADER: signed, "Idempotency-Key": "late"}
+            answer = client.request(late.method, late.path, content=body, headers=headers)
+            return answer.status_code
+
+        assert [send_again(late) for late in (second, first, second_rows)] == [200] * 3
+        assert send_again(first_rows) == 422
+    assert ids_of(service) == [2, 3]
+
+
+def test_names_that_are_ways(service: HttpTables, destination: HttpDestination) -> None:
+    up = make_schema({"id": "int"}, [], "..", ".")
+    destination.truncate_table(up)
+    assert service.received[-1].path.startswith("/in%20box/v1/%2E/%2E%2E?")
+    assert list(service.copies) == [(".", "..")]
+
+
+def test_it_can_be_used_again(service: HttpTables, destination: HttpDestination) -> None:
+    begin(destination, 1)
+    destination.break_off()
+    destination.shutdown()
+    destination.startup()
+    Trouble(service, Answer(503))
+    begin(destination, 2)
+    assert ids_of(service) == [2]
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_again(
+    service: HttpTables, destination: HttpDestination
+) -> None:
+    Trouble(service, Answer(200, "no gzip", {"Content-Encoding": "gzip"}))
+    destination.truncate_table(TABLE)
+    assert len(service.received) == 2
+
+
 @pytest.mark.parametrize("as_date", [False, True])
 def test_retry_after_is_obeyed(
     service: HttpTables, destination: HttpDestination, as_date: bool
@@ -217,6 +268,15 @@ def test_retry_after_is_obeyed(
     destination.truncate_table(TABLE)
     first, second = service.received
     assert second.at - first.at >= 0.9
+
+
+def test_no_time_at_all_is_too_short(service: HttpTables) -> None:
+    destination = HttpDestination(service.uri, HttpOptions(secret="s3cret", retry_delay_ms=200))
+    Trouble(service, Answer(429, headers={"Retry-After": "0"}))
+    destination.truncate_table(TABLE)
+    destination.shutdown()
+    first, second = service.received
+    assert second.at - first.at >= 0.19
 
 
 def test_it_is_given_up_in_the_end(service: HttpTables, destination: HttpDestination) -> None:
@@ -275,10 +335,15 @@ def test_trying_it_out_leaves_nothing(service: HttpTables, destination: HttpDest
     destination.check_writable()
     assert service.tables == {}
     assert [received.method for received in service.received] == ["DELETE", "POST", "DELETE"]
-    Trouble(service, Answer(200), Answer(403, "read only"))
+    assert {received.path.partition("?")[0] for received in service.received} == {
+        "/in%20box/v1/walflow_check/scratch"
+    }
+    # Also if nothing can be removed afterwards, what went wrong first is told.
+    Trouble(service, Answer(200), Answer(403, "read only"), Answer(405, "nothing is removed"))
     with pytest.raises(DestinationError) as refusal:
         destination.check_writable()
     assert refusal.value.hint == "read only"
+    assert len(service.received) == 6
 
 
 # -- signatures, options, secrets -------------------------------------------------------------
@@ -304,18 +369,29 @@ def test_a_signature_is_for_one_request() -> None:
         ("s3cret", "POST", "/a/t", body, 1301),
     ]:
         assert not is_signed(secret, header, method, target, content, now=now)
-    for broken in ("", "t=1000", "v1=00", "t=x,v1=00", header.replace("t=1000", "t=1001")):
+    for broken in (
+        "",
+        "t=1000",
+        "v1=00",
+        "t=x,v1=00",
+        "t=1000,v1=ä\udce4",
+        header.replace("t=1000", "t=1001"),
+    ):
         assert not is_signed("s3cret", broken, "POST", "/a/t", body, now=1000)
 
 
 def test_options_from_text() -> None:
     parsed = HttpOptions.parse({"timeout_ms": "50", "gzip": "No", "retry_attempts": "0"})
     assert parsed == HttpOptions(timeout_ms=50, gzip=False, retry_attempts=0)
+    assert HttpOptions.parse({"token": "t0ken\n"}).token == "t0ken"
     for options, problem in [
         ({"retries": "3"}, "retries, which an HTTP destination has no use for"),
         ({"time_out_ms": "3"}, "did you mean timeout_ms"),
         ({"batch_rows": "0"}, "batch_rows must be a whole number, at least 1"),
         ({"gzip": "perhaps"}, "gzip must be true or false"),
+        ({"token": " "}, "options.token is empty"),
+        ({"secret": "s3\ncret"}, "options.secret is empty, or has what a header cannot have"),
+        ({"token": "tökén"}, "options.token is empty, or has what a header cannot have"),
     ]:
         with pytest.raises(ConfigError, match=problem):
             HttpOptions.parse(options)
@@ -331,6 +407,36 @@ def test_secrets_are_not_shown() -> None:
         destination.truncate_table(TABLE)
     destination.shutdown()
     assert "s3cret" not in f"{error.value} {error.value.hint} {destination.name}"
+
+
+def test_a_service_that_tells_what_it_was_sent(
+    service: HttpTables, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = HttpOptions(secret="s3cret", token="t0ken", retry_attempts=1, retry_delay_ms=1)
+    destination = HttpDestination(service.uri, options)
+    # The cut after 500 characters must not leave a piece of it.
+    told = "x" * 497 + "t0ken s3cret"
+    Trouble(service, Answer(500, told), Answer(400, told))
+    with pytest.raises(DestinationError) as refusal:
+        destination.truncate_table(TABLE)
+    destination.shutdown()
+    shown = "".join(capsys.readouterr())
+    for text in (f"{refusal.value} {refusal.value.hint}", f"{caplog.text} {shown}"):
+        assert "x***" in text
+        assert "t0k" not in text
+        assert "s3" not in text
+
+
+def test_what_cannot_be_sent_is_not_tried_again(
+    service: HttpTables, destination: HttpDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if something had got through that a header cannot have.
+    monkeypatch.setitem(destination._sender._client.headers, "X-Broken", "t0ken\n")
+    with pytest.raises(DestinationError, match=r"sent to .*: LocalProtocolError") as error:
+        destination.truncate_table(TABLE)
+    assert not error.value.retry
+    assert "t0ken" not in "".join(traceback.format_exception(error.value))
+    assert service.received == []
 
 
 @pytest.mark.parametrize("uri", ["http://", "http:///x", "ftp://host/x", "http://host/x?a=b"])

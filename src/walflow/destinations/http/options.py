@@ -38,7 +38,7 @@ class HttpOptions:
             if value is None or (value and value.isascii() and value.isprintable()):
                 continue
             raise ConfigError(
-                f"destination.options.{name} is empty, or has characters that a header cannot have.",
+                f"destination.options.{name} is empty, or has what a header cannot have.",
                 hint="Letters, digits and signs of ASCII are allowed, and no line breaks.",
             )
 
