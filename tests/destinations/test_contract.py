@@ -31,6 +31,8 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestIceberg(DestinationContract):
+    keeps_exact = True
+
     @pytest.fixture
     def destination(self, spark: SparkSession, warehouse: Path) -> Iterator[LakeDestination]:
         destination = iceberg_lake(spark, warehouse / "iceberg", OWNER)
@@ -44,6 +46,8 @@ class TestIceberg(DestinationContract):
 
 
 class TestDelta(DestinationContract):
+    keeps_exact = True
+
     @pytest.fixture
     def destination(self, spark: SparkSession, warehouse: Path) -> Iterator[LakeDestination]:
         destination = delta_lake(spark, warehouse / "delta", OWNER)
@@ -58,6 +62,8 @@ class TestDelta(DestinationContract):
 
 
 class TestHttp(DestinationContract):
+    keeps_exact = True
+
     @pytest.fixture
     def service(self) -> Iterator[HttpTables]:
         with HttpTables(secret="s3cret", token="t0ken") as service:

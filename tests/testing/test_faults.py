@@ -85,3 +85,20 @@ def test_failpoints_last_as_long_as_the_block() -> None:
         with pytest.raises(FailpointReached):
             failpoint("apply.write", ONE.name)
     failpoint("apply.write", ONE.name)
+
+
+def test_one_inside_another() -> None:
+    notebook = Notebook()
+    inner = FaultyDestination(notebook, "mark_applied=fail")
+    outer = FaultyDestination(inner, "truncate_table=fail")
+    assert outer.inner is inner
+    with pytest.raises(DestinationError, match="truncate_table was told to fail"):
+        outer.truncate_table(ONE)
+    assert isinstance(outer, Positioned)
+    with pytest.raises(DestinationError, match="mark_applied was told to fail"):
+        outer.mark_applied(ONE, Lsn(1))
+    assert [name for name, _ in outer.calls] == ["truncate_table", "mark_applied"]
+    assert [name for name, _ in inner.calls] == ["mark_applied"]
+    outer.script("")
+    outer.truncate_table(ONE)
+    assert notebook.done == ["truncate public.one"]

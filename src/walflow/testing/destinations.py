@@ -20,7 +20,9 @@
             return lambda table: destination.rows_of(table.name)
 
 ``read_rows`` gives the rows that the destination has of a table, by column name, with values as
-``walflow.destinations.rowwise`` has them. Tables have names of their own in every test, so the
+``walflow.destinations.rowwise`` has them, of these very types. A destination that keeps the exact
+texts of values gives ``walflow.testing.sources.Inexact(value, text)`` where there is one, and its
+class of tests has ``keeps_exact = True``. Tables have names of their own in every test, so the
 destination may be one for all of them. The fixture ``spark`` is a session; the plugin
 ``walflow.testing.spark`` has one, for destinations that need no jars.
 
@@ -30,8 +32,11 @@ What comes is what a pipeline brings: files of a change log, as Spark reads them
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +46,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("The contract of destinations is for pytest: pip install pytest") from missing
 
+from walflow.destinations.arrow import ArrowDestination
 from walflow.destinations.base import ChangesTables, Destination, Events, Positioned
 from walflow.destinations.rowwise import Row
 from walflow.errors import DestinationError
@@ -61,6 +67,7 @@ from walflow.testing.faults import FaultyDestination
 from walflow.testing.sources import Inexact, Source, assert_same
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 __all__ = ["DestinationContract", "ReadRows"]
@@ -71,6 +78,9 @@ ReadRows = Callable[[TableSchema], Sequence[Row]]
 class DestinationContract:
     """What every destination does. Derive from it, and give the fixtures ``destination`` and
     ``read_rows``."""
+
+    keeps_exact = False
+    """Whether ``read_rows`` gives Postgres's own text of values that a column cannot hold."""
 
     @pytest.fixture
     def destination(self) -> Any:
@@ -83,7 +93,7 @@ class DestinationContract:
     @pytest.fixture
     def check(self, read_rows: ReadRows) -> Callable[[Source], None]:
         """Compares the destination's table with the source's."""
-        return lambda source: assert_equal(read_rows(source.schema), source)
+        return lambda source: assert_equal(read_rows(source.schema), source, exact=self.keeps_exact)
 
     # -- copies -------------------------------------------------------------------------------
 
@@ -145,6 +155,27 @@ class DestinationContract:
             copy(faulty, spark, source)
         copy(faulty, spark, source)
         check(source)
+
+    def test_a_copy_that_is_older_than_the_changes(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        """As after a resync whose copy was read before: what was here goes, and so does what was
+        kept to tell that it was here."""
+        source = keyed_source(tmp_path)
+        rows, position = source.copy_rows(spark), source.position
+        tell_keyed_story(source)
+        events = source.events(spark)
+        for _ in ("a copy", "another one of the same moment"):
+            destination.truncate_table(source.schema)
+            destination.write_table_rows(source.schema, rows)
+            if isinstance(destination, Positioned):
+                destination.mark_applied(source.schema, position)
+            destination.write_events(events)
+            check(source)
 
     # -- values -------------------------------------------------------------------------------
 
@@ -215,11 +246,39 @@ class DestinationContract:
         copy(destination, spark, source)
         tell_keyed_story(source)
         events = source.events(spark)
+        for action in ("fail", "lost"):
+            if not isinstance(destination, ArrowDestination):
+                break  # it gets a round as a whole
+            with (
+                breaking_in_the_middle(destination, action),
+                pytest.raises(DestinationError, match="write_change_batch was told to"),
+            ):
+                destination.write_events(events)
         faulty = FaultyDestination(destination, "write_events@1=fail; write_events@2=lost")
         for _ in ("nothing was done", "all was done"):
             with pytest.raises(DestinationError, match="write_events was told to"):
                 faulty.write_events(events)
         faulty.write_events(events)
+        check(source)
+
+    def test_a_round_that_comes_again_with_more(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        tmp_path: Path,
+    ) -> None:
+        """As after a crash: nobody remembers how far it was, and more has been received."""
+        source = keyed_source(tmp_path)
+        copy(destination, spark, source)
+        tell_keyed_story(source)
+        first = source.events(spark)
+        destination.write_events(first)
+        with source.transaction():
+            source.update(source.find(id=1), unsent=["big"], v="later")
+            source.delete(source.find(id=51))
+            source.insert(id=5, v="anew", big=None)
+        destination.write_events(joined(first, source.events(spark)))
         check(source)
 
     def test_a_table_gets_another_form(
@@ -280,6 +339,13 @@ def copy(destination: Destination, spark: SparkSession, source: Source) -> None:
         destination.mark_applied(source.schema, source.position)
 
 
+def joined(first: Events, second: Events) -> Events:
+    """Two stretches of one table that follow each other, as one."""
+    (one,), (other,) = first.tables, second.tables
+    both = replace(other, files=one.files + other.files, stats=one.stats + other.stats)
+    return Events(Span(first.span.after, second.span.upto), (both,))
+
+
 def follow(destination: Destination, way: Evolution) -> bool:
     """Whether the destination's table has the other form now; otherwise it is to be copied."""
     if not isinstance(destination, ChangesTables):
@@ -292,26 +358,49 @@ def follow(destination: Destination, way: Evolution) -> bool:
     return True
 
 
-def assert_equal(stored: Sequence[Row], source: Source) -> None:
-    """Whether both have the same rows, in any order; values are compared, not their form."""
+@contextmanager
+def breaking_in_the_middle(destination: ArrowDestination, action: str) -> Iterator[None]:
+    """Rounds come in small batches, and the second of these fails, or its answer gets lost."""
+    numbers = itertools.count(1)
+    write = destination.write_change_batch
+
+    def write_or_fail(table: TableSchema, changes: pa.RecordBatch) -> None:
+        strikes = next(numbers) == 2
+        if strikes and action == "fail":
+            raise DestinationError("write_change_batch was told to fail")
+        write(table, changes)
+        if strikes:
+            raise DestinationError("the answer of write_change_batch was told to get lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(destination, "batch_rows", 3)
+        patch.setattr(destination, "write_change_batch", write_or_fail)
+        yield
+
+
+def assert_equal(stored: Sequence[Row], source: Source, *, exact: bool = False) -> None:
+    """Whether both have the same rows, in any order: the same values of the same types, whatever
+    their form (digits behind the point, zone). ``exact``: with the same exact texts."""
     names = source.schema.column_names
     assert_same(
-        [{name: _plain(row[name]) for name in names} for row in stored],
-        [{name: _plain(row[name]) for name in names} for row in source.rows],
+        [{name: _plain(row[name], exact) for name in names} for row in stored],
+        [{name: _plain(row[name], exact) for name in names} for row in source.rows],
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, exact: bool) -> Any:
+    """What has a ``repr`` that only the same value of the same type has."""
     match value:
         case Inexact():
-            return _plain(value.near)
+            near = _plain(value.near, exact)
+            return Inexact(near, value.text) if exact else near
         case Decimal():
             text = format(value, "f")
-            return text.rstrip("0").rstrip(".") if "." in text else text
+            return Decimal, text.rstrip("0").rstrip(".") if "." in text else text
         case datetime.datetime() if value.tzinfo is not None:
-            return value.astimezone(datetime.UTC).isoformat()
+            return value.astimezone(datetime.UTC)
         case bytes() | bytearray() | memoryview():
             return bytes(value)
         case list() | tuple():
-            return [_plain(element) for element in value]
+            return [_plain(element, exact) for element in value]
     return value
