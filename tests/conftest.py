@@ -46,21 +46,14 @@ LONG_FILES = (
     "demo/test_demo.py",
     "cli/test_run.py",
 )
-_WORKER_BYTES = 4 << 30
+_WORKER_BYTES = 5 << 30
 """A worker has a Spark session and servers of its own, and runs commands that have theirs."""
 
 
-<<<<<<< HEAD
 # Tests are short: a JVM that does not optimize what it runs is up and done with less work. Given no
 # more room for what it compiles, that is full after minutes, and then code is thrown out and
 # compiled again all the time. Spark's scripts hand these on, also to the JVMs of commands that a
 # test runs.
-=======
-# Tests are short: a JVM that does not optimize what it runs is up and done with less work. Unless it
-# is given more room for what it compiles, that is full after minutes, and then code is thrown out
-# and compiled again all the time. Spark's scripts hand these on, also to the JVMs of commands that
-# a test runs.
->>>>>>> 10a4211 (wip)
 JAVA_OPTIONS = {
     "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
     "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -38,7 +38,8 @@ def spark() -> Iterator[SparkSession]:
     """Local Spark with Iceberg and Delta, started when first asked for and ended with the run."""
     settings = SparkSettings(
         master="local[2]",
-        driver_memory=os.environ.get("WALFLOW_TEST_DRIVER_MEMORY", "1g"),
+        # In half of it, the garbage of all tests would be collected for a seventh of their time.
+        driver_memory=os.environ.get("WALFLOW_TEST_DRIVER_MEMORY", "2g"),
         conf=LITTLE_DATA,
     )
     extensions = f"{iceberg.EXTENSIONS},{delta.EXTENSIONS}"
