@@ -123,7 +123,11 @@ def test_a_class_of_ones_own(own: None) -> None:
     [
         ("python:own_sink", {}, "has to name a module and what to take from it"),
         ("python:own_sink:Sink:more", {}, "has to name a module and what to take from it"),
-        ("python:not_there:Sink", {}, "cannot be imported: No module named 'not_there'"),
+        (
+            "python:not_there:Sink",
+            {},
+            "cannot be imported: ModuleNotFoundError: No module named 'not_there'",
+        ),
         ("python:own_sink:Sunk", {}, "own_sink has no Sunk"),
         ("python:own_sink:NUMBER", {}, "neither a class nor a function"),
         ("python:own_sink:Sink", {}, "missing a required argument: 'url'"),
