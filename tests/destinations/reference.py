@@ -12,7 +12,7 @@ from walflow.destinations.iceberg import IcebergFormat, catalog_conf, table_iden
 from walflow.destinations.lake import EXACT, LakeDestination, Owner
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import TableSchema
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 from walflow.testing.sources import Inexact, Row, Source, assert_same, make_schema, same
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from tools.docs.markdown import code, said, table
 from walflow.changelog.parquet import META_COLUMNS
 from walflow.model import ChangeType, Column, PgType, ReplicaIdentity, TableName, TableSchema
-from walflow.spark.net import changes_schema, exploded_copies, net_changes
+from walflow.spark.changes import changes_schema
+from walflow.spark.net import net_changes
+from walflow.spark.net_copies import exploded_copies
 
 __all__ = ["events_page"]
 

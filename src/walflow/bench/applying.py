@@ -24,7 +24,7 @@ from walflow.destinations.lake import LakeDestination, Owner, TablePlan
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableName
 from walflow.spark.jars import ICEBERG
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 from walflow.spark.session import make_session, stop_session
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def view(context: click.Context, /, table: str, chosen: Chosen) -> int:
     from walflow.cli.processes import own_temporary_folder
     from walflow.mapping import TableMapping
     from walflow.observe import logs
-    from walflow.spark.net import quoted
+    from walflow.spark.names import quoted
 
     settings = chosen.settings()
     name = TableMapping(settings.mapping).destination(_source_name(settings, table))

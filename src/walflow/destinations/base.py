@@ -86,8 +86,8 @@ class TableChanges:
         return rows.where(f"`_lsn` >= {int(self.after)}") if self.after else rows
 
     def _read(self) -> DataFrame:
+        from walflow.spark.changes import read_changes
         from walflow.spark.forms import in_form
-        from walflow.spark.net import read_changes
 
         parts = [
             in_form(read_changes(self.spark, part.files, part.evolution.before), part.evolution)
@@ -103,7 +103,8 @@ class TableChanges:
         Keyed tables: one ``upsert`` or ``delete`` a key. Keyless tables: one ``insert`` or
         ``delete`` for each copy of a row that comes or goes.
         """
-        from walflow.spark.net import exploded_copies, net_changes, net_copies
+        from walflow.spark.net import net_changes
+        from walflow.spark.net_copies import exploded_copies, net_copies
 
         if self.schema.key:
             return net_changes(self.changes, self.schema, self.stats)

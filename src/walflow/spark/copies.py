@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from walflow.model import TableSchema
-from walflow.spark.net import EXACT_TYPE, quoted
+from walflow.spark.changes import EXACT_TYPE
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

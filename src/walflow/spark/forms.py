@@ -11,7 +11,8 @@ from pyspark.sql import functions as sf
 
 from walflow.evolution import Evolution
 from walflow.model import OLD_EXACT, ChangeType, Column
-from walflow.spark.net import EXACT_TYPE, literal, quoted
+from walflow.spark.changes import EXACT_TYPE
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

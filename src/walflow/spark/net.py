@@ -1,10 +1,8 @@
-"""Net changes: what a stretch of the change log comes to, as DataFrame functions.
+"""Net changes of keyed tables: what a stretch of the change log comes to, as DataFrame functions.
 
-Keyed tables: one row a key, the last state wins. Columns whose value Postgres did not send are
-taken from the newest earlier change of the *row*, which may have had another key then; what no
-change of the stretch knows is left to the destination's row.
-
-Keyless tables: rows are a multiset, so what counts is how many copies come and go.
+One row a key, the last state wins. Columns whose value Postgres did not send are taken from the
+newest earlier change of the *row*, which may have had another key then; what no change of the
+stretch knows is left to the destination's row. (Of keyless tables: see net_copies.)
 
 The frames inside hold the table's columns in a struct ``row``, so that no name of the source can
 meet one of ours.
@@ -19,39 +17,28 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Column, TableSchema
+from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
+from walflow.spark.identities import (
+    exact_texts,
+    identity_fields,
+    identity_of,
+    may_be_inexact,
+    no_exact,
+    only_old_texts,
+    texts_map,
+    without_old_texts,
+)
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-__all__ = [
-    "EXACT_TYPE",
-    "base_key",
-    "changes_schema",
-    "exploded_copies",
-    "identity_of",
-    "literal",
-    "may_be_inexact",
-    "net_changes",
-    "net_copies",
-    "only_old_texts",
-    "quoted",
-    "read_changes",
-    "row_events",
-    "row_identity",
-    "since_truncate",
-    "sometimes_unsent",
-    "texts_map",
-    "without_old_texts",
-]
-
-EXACT_TYPE = "map<string,string>"
+__all__ = ["base_key", "net_changes", "row_events", "sometimes_unsent"]
 
 UPSERT = "upsert"
 DELETE = "delete"
-
-
 # What Postgres stores in the row itself is always sent; only the rest can be left out.
 _ALWAYS_SENT = (
     "boolean",
@@ -65,52 +52,6 @@ _ALWAYS_SENT = (
     "timestamp",
     "timestamp_ntz",
 )
-# Types with Postgres values that they cannot hold; two such keys may look the same.
-_INEXACT = ("date", "timestamp", "decimal")
-
-
-def quoted(name: str) -> str:
-    """A name as Spark SQL needs it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """The text as a string in Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def changes_schema(schema: TableSchema) -> str:
-    """The change log's row form for a table, as Spark DDL; every column may be missing or null."""
-    old = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in schema.identity_columns)
-    columns = [
-        "`_change_type` string",
-        "`_lsn` bigint",
-        "`_seq` bigint",
-        "`_timestamp` timestamp",
-        "`_xid` bigint",
-        "`_unchanged` array<string>",
-        f"`_old` struct<{old}>",
-        f"`_exact` {EXACT_TYPE}",
-        *(f"{quoted(column.name)} {column.spark_type}" for column in schema.columns),
-    ]
-    return ", ".join(columns)
-
-
-def read_changes(spark: SparkSession, files: Sequence[str], schema: TableSchema) -> DataFrame:
-    """All changes in these files of the log; columns that a file lacks are null."""
-    declared = changes_schema(schema)
-    if not files:
-        return spark.createDataFrame([], declared)
-    return spark.read.schema(declared).parquet(*files)
-
-
-def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
-    """The changes of rows after the last truncate."""
-    if stats.last_truncate is None:
-        return changes
-    lsn, seq = stats.last_truncate
-    after = (sf.col("_lsn") > lsn) | ((sf.col("_lsn") == lsn) & (sf.col("_seq") > seq))
-    return changes.where(after & (sf.col("_change_type") != ChangeType.TRUNCATE.value))
 
 
 def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
@@ -131,64 +72,33 @@ def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
     return _net_by_key(rows, schema, stats)
 
 
-def identity_of(
-    columns: Sequence[Column], values: Mapping[str, Expr], exact: Mapping[str, Expr] | None
-) -> Expr:
-    """What tells rows apart, as one struct that can be grouped and joined by: the values, and the
-    exact text of those that their type could not hold."""
-    fields = [_comparable(column, values[column.name]) for column in columns]
-    if exact is not None:
-        fields += [exact[column.name] for column in columns if may_be_inexact(column)]
-    return sf.struct(*(field.alias(f"f{number}") for number, field in enumerate(fields)))
-
-
-def may_be_inexact(column: Column) -> bool:
-    """Whether Postgres has values for this column that its Spark type cannot hold."""
-    return any(inexact in column.spark_type for inexact in _INEXACT)
-
-
-def _comparable(column: Column, value: Expr) -> Expr:
-    """The value in a form that Spark can compare: maps have no order of their own."""
-    if not column.spark_type.startswith("map<"):
-        return value
-    return sf.sort_array(sf.map_entries(value))
-
-
-def _exact_texts(columns: Sequence[Column], prefix: str = "") -> dict[str, Expr]:
-    """By column, the text that ``_exact`` has for it, or null."""
-    return {c.name: sf.try_element_at(sf.col("_exact"), sf.lit(prefix + c.name)) for c in columns}
+def _new_key(
+    schema: TableSchema, stats: ChangeStats
+) -> tuple[Sequence[Column], dict[str, Expr], dict[str, Expr] | None]:
+    columns = schema.key_columns
+    values = {c.name: sf.col(quoted(c.name)) for c in columns}
+    return columns, values, exact_texts(columns) if stats.exact else None
 
 
 def _key_of_new(schema: TableSchema, stats: ChangeStats) -> Expr:
-    columns = schema.key_columns
-    values = {c.name: sf.col(quoted(c.name)) for c in columns}
-    return identity_of(columns, values, _exact_texts(columns) if stats.exact else None)
+    return identity_of(*_new_key(schema, stats))
 
 
 def _key_of_old(schema: TableSchema, stats: ChangeStats) -> Expr:
     columns = schema.key_columns
     values = {c.name: sf.col(f"_old.{quoted(c.name)}") for c in columns}
-    return identity_of(columns, values, _exact_texts(columns, OLD_EXACT) if stats.exact else None)
+    return identity_of(columns, values, exact_texts(columns, OLD_EXACT) if stats.exact else None)
 
 
 def _change_kind(deleted: Expr) -> Expr:
     return sf.when(deleted, DELETE).otherwise(UPSERT)
 
 
-def without_old_texts(exact: Expr) -> Expr:
-    """The exact texts of the new row; null rather than empty."""
-    kept = sf.map_filter(exact, lambda name, _: ~sf.startswith(name, sf.lit(OLD_EXACT)))
-    return sf.when(sf.size(kept) > 0, kept)
-
-
 def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
     """Every change tells the whole row and no key moved: the last change of a key is its net."""
-    columns, texts = schema.key_columns, _exact_texts(schema.key_columns)
     # Not as one struct: by the columns themselves, a MERGE finds the rows where and in the order
     # that it wants them.
-    key = [_comparable(column, sf.col(quoted(column.name))) for column in columns]
-    if stats.exact:
-        key += [texts[column.name] for column in columns if may_be_inexact(column)]
+    key = identity_fields(*_new_key(schema, stats))
     newest_first = Window.partitionBy(*key).orderBy(sf.desc("_lsn"), sf.desc("_seq"))
     last = rows.withColumn("_seq", sf.row_number().over(newest_first)).where("_seq = 1")
     return last.select(
@@ -198,13 +108,9 @@ def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
         "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
-        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("_exact"),
+        (without_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("_exact"),
         *(sf.col(quoted(name)) for name in schema.column_names),
     )
-
-
-def _no_exact() -> Expr:
-    return sf.lit(None).cast(EXACT_TYPE)
 
 
 def _key_type(schema: TableSchema) -> str:
@@ -219,7 +125,7 @@ def base_key(base: Expr, schema: TableSchema, stats: ChangeStats) -> Expr:
     texts = [(name, base[f"f{len(columns) + n}"]) for n, name in enumerate(inexact)]
     return sf.struct(
         *(base[f"f{n}"].alias(c.name) for n, c in enumerate(columns)),
-        (texts_map(texts) if texts else _no_exact()).alias("_exact"),
+        (texts_map(texts) if texts else no_exact()).alias("_exact"),
     )
 
 
@@ -298,9 +204,9 @@ def _events(
         moves.alias("moves"),
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("row"),
         sf.col("_unchanged").alias("unchanged"),
-        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
+        (without_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("exact"),
         sf.struct(*_key_alone(schema)).alias("old_row"),
-        (only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("old_exact"),
+        (only_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("old_exact"),
     )
     arrivals = changed.drop("old_key", "moves", "old_row", "old_exact").withColumn(
         "departs", sf.lit(False)
@@ -432,7 +338,7 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         ).alias(name)
         for name in schema.column_names
     ]
-    exact = _merged_exact(schema, names) if stats.exact else _no_exact()
+    exact = _merged_exact(schema, names) if stats.exact else no_exact()
     return states.select(
         _change_kind(sf.col("last.deletes")).alias("_change_type"),
         sf.col("last.kind").alias("_kind"),
@@ -470,92 +376,3 @@ def _merged_exact(schema: TableSchema, known: Mapping[str, str]) -> Expr:
         for name in schema.column_names
     ]
     return texts_map(texts)
-
-
-def texts_map(texts: Sequence[tuple[str, Expr]]) -> Expr:
-    """A map of the texts that are there; null rather than empty."""
-    entries = sf.filter(
-        sf.array(*(sf.struct(sf.lit(name).alias("key"), t.alias("value")) for name, t in texts)),
-        lambda entry: entry["value"].isNotNull(),
-    )
-    return sf.when(sf.size(entries) > 0, sf.map_from_entries(entries))
-
-
-def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
-    """The net changes of a keyless table: how many copies of which rows come (or, below zero, go).
-
-    Columns: ``row`` (a struct of the table's columns), ``exact``, ``identity`` (what tells such
-    rows apart, see row_identity), ``copies``; ``_kind``, ``_lsn`` and ``_timestamp`` of the last
-    change that added one.
-    """
-    rows = since_truncate(changes, stats)
-    names = [quoted(name) for name in schema.column_names]
-    is_delete = sf.col("_change_type") == ChangeType.DELETE.value
-    weighted = rows.select(
-        sf.struct(*names).alias("row"),
-        (without_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
-        sf.when(is_delete, -1).otherwise(1).alias("weight"),
-        sf.when(~is_delete, sf.struct("_lsn", "_seq", "_timestamp", "_change_type")).alias("added"),
-    )
-    if stats.updates:
-        gone = rows.where(sf.col("_change_type") == ChangeType.UPDATE.value).select(
-            sf.struct(*(sf.col(f"_old.{name}") for name in names)).alias("row"),
-            (only_old_texts(sf.col("_exact")) if stats.exact else _no_exact()).alias("exact"),
-            sf.lit(-1).alias("weight"),
-        )
-        weighted = weighted.unionByName(gone, allowMissingColumns=True)
-    return (
-        weighted.groupBy(row_identity(schema, sf.col("row"), sf.col("exact")).alias("identity"))
-        .agg(
-            sf.first("row").alias("row"),
-            sf.first("exact").alias("exact"),
-            sf.sum("weight").alias("copies"),
-            sf.max("added").alias("added"),
-        )
-        .where("copies <> 0")
-        .select(
-            "identity",
-            "row",
-            "exact",
-            "copies",
-            sf.col("added._change_type").alias("_kind"),
-            sf.col("added._lsn").alias("_lsn"),
-            sf.col("added._timestamp").alias("_timestamp"),
-        )
-    )
-
-
-def row_identity(schema: TableSchema, row: Expr, exact: Expr) -> Expr:
-    """What tells the rows of a keyless table apart: all values, and all exact texts."""
-    values = identity_of(schema.columns, {name: row[name] for name in schema.column_names}, None)
-    texts = sf.sort_array(sf.map_entries(exact))
-    return sf.struct(values.alias("values"), texts.alias("texts"))
-
-
-def only_old_texts(exact: Expr) -> Expr:
-    """The exact texts of the old row, under the columns' own names; null rather than empty."""
-    kept = sf.map_filter(exact, lambda name, _: sf.startswith(name, sf.lit(OLD_EXACT)))
-    named = sf.transform_keys(kept, lambda name, _: sf.substring(name, len(OLD_EXACT) + 1, 1 << 20))
-    return sf.when(sf.size(kept) > 0, named)
-
-
-def exploded_copies(copies: DataFrame, schema: TableSchema) -> DataFrame:
-    """One row for each copy: ``_change_type`` (``insert`` or ``delete``), ``_kind``, ``_lsn``,
-    ``_timestamp`` (see net_copies), ``_exact``, columns."""
-    kind = sf.when(sf.col("copies") > 0, ChangeType.INSERT.value)
-    return copies.select(
-        kind.otherwise(ChangeType.DELETE.value).alias("_change_type"),
-        "_kind",
-        "_lsn",
-        "_timestamp",
-        "row",
-        sf.col("exact").alias("_exact"),
-        sf.explode(sf.sequence(sf.lit(1), sf.abs("copies").cast("int"))).alias("copy"),
-    ).select(
-        "_change_type",
-        "_kind",
-        "_lsn",
-        "_timestamp",
-        "_exact",
-        *(sf.col("row")[name].alias(name) for name in schema.column_names),
-    )

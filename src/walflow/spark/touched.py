@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Lsn, TableSchema
-from walflow.spark.net import may_be_inexact, quoted, read_changes
+from walflow.spark.changes import read_changes
+from walflow.spark.identities import may_be_inexact
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from walflow.errors import DestinationError
 from walflow.model import TableName
-from walflow.spark.net import literal, quoted
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -38,7 +38,7 @@ from walflow.destinations.lake.format import (
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.model import Lsn, TableName
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from walflow.destinations.lake.properties import is_table_owned, properties_of
 from walflow.errors import DestinationError
 from walflow.evolution import NotFollowed
 from walflow.model import TableName
-from walflow.spark.net import literal, quoted
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,7 +32,7 @@ from walflow.destinations.lake.owner import POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableName
 from walflow.spark.connect import is_remote_session
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from walflow.destinations.lake.format import Compaction, Version
 from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import POSITION
 from walflow.model import Lsn, TableName
-from walflow.spark.net import literal, quoted
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

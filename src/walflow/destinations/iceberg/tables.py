@@ -12,7 +12,7 @@ from walflow.destinations.lake.names import folder_names, name_of_folder
 from walflow.destinations.lake.owner import POSITION, Owner, Stamp
 from walflow.destinations.lake.properties import is_table_owned, properties_of
 from walflow.model import Lsn, TableName
-from walflow.spark.net import literal, quoted
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

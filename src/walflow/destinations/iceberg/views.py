@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from walflow.destinations.iceberg.tables import CATALOG, table_identifier
 from walflow.destinations.lake.names import folder_names
 from walflow.model import TableName
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

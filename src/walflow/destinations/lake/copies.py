@@ -20,15 +20,11 @@ from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
 from walflow.errors import DestinationError
 from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import (
-    EXACT_TYPE,
-    only_old_texts,
-    quoted,
-    row_identity,
-    since_truncate,
-    without_old_texts,
-)
+from walflow.spark.identities import only_old_texts, without_old_texts
+from walflow.spark.names import quoted
+from walflow.spark.net_copies import row_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

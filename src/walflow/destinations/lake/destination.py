@@ -47,8 +47,8 @@ from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import DestinationError, WalflowError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Lsn, Span, TableName, TableSchema
+from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.copies import read_copy
-from walflow.spark.net import EXACT_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -34,7 +34,8 @@ from walflow.destinations.lake.forms import (
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.evolution import Evolution, NotFollowed
 from walflow.spark.forms import missing_value
-from walflow.spark.net import literal, may_be_inexact, quoted
+from walflow.spark.identities import may_be_inexact
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

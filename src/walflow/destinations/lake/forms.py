@@ -10,7 +10,9 @@ from walflow.config import ApplySettings
 from walflow.config.lake import DroppedColumns, Freshness, Mode
 from walflow.errors import DestinationError
 from walflow.model import Column, TableName, TableSchema
-from walflow.spark.net import EXACT_TYPE, may_be_inexact, quoted
+from walflow.spark.changes import EXACT_TYPE
+from walflow.spark.identities import may_be_inexact
+from walflow.spark.names import quoted
 
 __all__ = [
     "COLUMNS",

@@ -13,8 +13,10 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
 from walflow.model import TableSchema
+from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import EXACT_TYPE, literal, may_be_inexact, quoted
+from walflow.spark.identities import may_be_inexact
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

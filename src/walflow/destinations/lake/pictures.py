@@ -21,7 +21,7 @@ from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, check_owner
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
-from walflow.spark.net import literal
+from walflow.spark.names import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -31,15 +31,11 @@ from walflow.destinations.lake.rounds import Round
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed, widens
 from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableSchema
+from walflow.spark.changes import EXACT_TYPE, changes_schema
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import (
-    EXACT_TYPE,
-    changes_schema,
-    identity_of,
-    may_be_inexact,
-    quoted,
-    row_identity,
-)
+from walflow.spark.identities import identity_of, may_be_inexact
+from walflow.spark.names import quoted
+from walflow.spark.net_copies import row_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

@@ -13,7 +13,8 @@ from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.format import Constant, LakeFormat
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.merging import our_values
-from walflow.spark.net import EXACT_TYPE, quoted
+from walflow.spark.changes import EXACT_TYPE
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

@@ -13,7 +13,7 @@ from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.rounds import Round
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
-from walflow.spark.net import changes_schema
+from walflow.spark.changes import changes_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,8 +29,10 @@ from walflow.destinations.lake.freshness.shown import show, shown
 from walflow.destinations.lake.merging import with_base_rows
 from walflow.destinations.lake.rounds import Round, kept, stored_rows
 from walflow.model import ChangeType, Lsn, TableSchema
+from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import EXACT_TYPE, net_changes, quoted
+from walflow.spark.names import quoted
+from walflow.spark.net import net_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

@@ -16,7 +16,7 @@ from walflow.destinations.lake.owner import Stamp
 from walflow.failpoints import failpoint
 from walflow.model import TableName
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

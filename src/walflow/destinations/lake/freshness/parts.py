@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import COLUMNS, EXACT, StoredColumn, StoredForm
 from walflow.model import Lsn, TableName
-from walflow.spark.net import may_be_inexact
+from walflow.spark.identities import may_be_inexact
 
 __all__ = [
     "BASE",

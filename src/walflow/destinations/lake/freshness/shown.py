@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.freshness.parts import BASE, CHANGES, NEWEST, REMOVED, ROUND, Parts
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -47,7 +47,7 @@ from walflow.errors import DestinationError, DestinationForeign
 from walflow.evolution import Evolution, NotFollowed
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
-from walflow.spark.net import literal
+from walflow.spark.names import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

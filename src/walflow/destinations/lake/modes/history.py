@@ -22,7 +22,9 @@ from walflow.destinations.lake.modes.timelines import filled_from, row_changes, 
 from walflow.destinations.lake.rounds import Round, stored_rows, stored_values
 from walflow.model import ChangeType
 from walflow.spark.connect import is_remote_session
-from walflow.spark.net import only_old_texts, quoted, row_identity, without_old_texts
+from walflow.spark.identities import only_old_texts, without_old_texts
+from walflow.spark.names import quoted
+from walflow.spark.net_copies import row_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

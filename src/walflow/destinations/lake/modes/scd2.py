@@ -21,7 +21,7 @@ from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inse
 from walflow.destinations.lake.truncates import Truncate, first_truncate
 from walflow.model import TableSchema
 from walflow.spark.connect import is_remote_session
-from walflow.spark.net import quoted
+from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

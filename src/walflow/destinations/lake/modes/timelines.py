@@ -17,16 +17,11 @@ from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.merging import missing_row
 from walflow.destinations.lake.truncates import EMPTIED, between_truncates
 from walflow.model import ChangeStats, TableSchema
+from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.net import (
-    EXACT_TYPE,
-    identity_of,
-    may_be_inexact,
-    quoted,
-    row_events,
-    sometimes_unsent,
-    texts_map,
-)
+from walflow.spark.identities import identity_of, may_be_inexact, texts_map
+from walflow.spark.names import quoted
+from walflow.spark.net import row_events, sometimes_unsent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr

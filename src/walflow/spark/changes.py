@@ -1,0 +1,52 @@
+"""Changes as the log has them, as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.spark.names import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["EXACT_TYPE", "changes_schema", "read_changes", "since_truncate"]
+
+EXACT_TYPE = "map<string,string>"
+
+
+def changes_schema(schema: TableSchema) -> str:
+    """The change log's row form for a table, as Spark DDL; every column may be missing or null."""
+    old = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in schema.identity_columns)
+    columns = [
+        "`_change_type` string",
+        "`_lsn` bigint",
+        "`_seq` bigint",
+        "`_timestamp` timestamp",
+        "`_xid` bigint",
+        "`_unchanged` array<string>",
+        f"`_old` struct<{old}>",
+        f"`_exact` {EXACT_TYPE}",
+        *(f"{quoted(column.name)} {column.spark_type}" for column in schema.columns),
+    ]
+    return ", ".join(columns)
+
+
+def read_changes(spark: SparkSession, files: Sequence[str], schema: TableSchema) -> DataFrame:
+    """All changes in these files of the log; columns that a file lacks are null."""
+    declared = changes_schema(schema)
+    if not files:
+        return spark.createDataFrame([], declared)
+    return spark.read.schema(declared).parquet(*files)
+
+
+def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
+    """The changes of rows after the last truncate."""
+    if stats.last_truncate is None:
+        return changes
+    lsn, seq = stats.last_truncate
+    after = (sf.col("_lsn") > lsn) | ((sf.col("_lsn") == lsn) & (sf.col("_seq") > seq))
+    return changes.where(after & (sf.col("_change_type") != ChangeType.TRUNCATE.value))

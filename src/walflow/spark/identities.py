@@ -1,0 +1,90 @@
+"""What tells rows apart: their values, and the exact texts of those that a type cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+
+from walflow.model import OLD_EXACT, Column
+from walflow.spark.changes import EXACT_TYPE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
+
+__all__ = [
+    "exact_texts",
+    "identity_fields",
+    "identity_of",
+    "may_be_inexact",
+    "no_exact",
+    "only_old_texts",
+    "texts_map",
+    "without_old_texts",
+]
+
+# Types with Postgres values that they cannot hold; two such keys may look the same.
+_INEXACT = ("date", "timestamp", "decimal")
+
+
+def identity_fields(
+    columns: Sequence[Column], values: Mapping[str, Expr], exact: Mapping[str, Expr] | None
+) -> list[Expr]:
+    """What tells rows apart: the values, and the exact text of those that their type could not
+    hold."""
+    fields = [_comparable(column, values[column.name]) for column in columns]
+    if exact is not None:
+        fields += [exact[column.name] for column in columns if may_be_inexact(column)]
+    return fields
+
+
+def identity_of(
+    columns: Sequence[Column], values: Mapping[str, Expr], exact: Mapping[str, Expr] | None
+) -> Expr:
+    """The same as one struct that can be grouped and joined by."""
+    fields = identity_fields(columns, values, exact)
+    return sf.struct(*(field.alias(f"f{number}") for number, field in enumerate(fields)))
+
+
+def may_be_inexact(column: Column) -> bool:
+    """Whether Postgres has values for this column that its Spark type cannot hold."""
+    return any(inexact in column.spark_type for inexact in _INEXACT)
+
+
+def _comparable(column: Column, value: Expr) -> Expr:
+    """The value in a form that Spark can compare: maps have no order of their own."""
+    if not column.spark_type.startswith("map<"):
+        return value
+    return sf.sort_array(sf.map_entries(value))
+
+
+def exact_texts(columns: Sequence[Column], prefix: str = "") -> dict[str, Expr]:
+    """By column, the text that ``_exact`` has for it, or null."""
+    return {c.name: sf.try_element_at(sf.col("_exact"), sf.lit(prefix + c.name)) for c in columns}
+
+
+def without_old_texts(exact: Expr) -> Expr:
+    """The exact texts of the new row; null rather than empty."""
+    kept = sf.map_filter(exact, lambda name, _: ~sf.startswith(name, sf.lit(OLD_EXACT)))
+    return sf.when(sf.size(kept) > 0, kept)
+
+
+def only_old_texts(exact: Expr) -> Expr:
+    """The exact texts of the old row, under the columns' own names; null rather than empty."""
+    kept = sf.map_filter(exact, lambda name, _: sf.startswith(name, sf.lit(OLD_EXACT)))
+    named = sf.transform_keys(kept, lambda name, _: sf.substring(name, len(OLD_EXACT) + 1, 1 << 20))
+    return sf.when(sf.size(kept) > 0, named)
+
+
+def texts_map(texts: Sequence[tuple[str, Expr]]) -> Expr:
+    """A map of the texts that are there; null rather than empty."""
+    entries = sf.filter(
+        sf.array(*(sf.struct(sf.lit(name).alias("key"), t.alias("value")) for name, t in texts)),
+        lambda entry: entry["value"].isNotNull(),
+    )
+    return sf.when(sf.size(entries) > 0, sf.map_from_entries(entries))
+
+
+def no_exact() -> Expr:
+    return sf.lit(None).cast(EXACT_TYPE)
