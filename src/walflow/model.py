@@ -251,6 +251,11 @@ class TableSchema:
         """The columns by which an old row is found: the key, or for keyless tables all."""
         return self.key_columns or self.columns
 
+    @property
+    def numbered(self) -> bool:
+        """Whether it is known which columns of the table these are, whatever they are called."""
+        return all(column.position for column in self.columns)
+
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 

@@ -15,7 +15,7 @@ from walflow.model import Lsn, TableName, TableSchema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FollowingShelf", "PositionedShelf", "RenamingShelf", "Shelf"]
+__all__ = ["DroppingShelf", "FollowingShelf", "PositionedShelf", "RenamingShelf", "Shelf"]
 
 Row = tuple[Any, ...]
 
@@ -122,6 +122,14 @@ class PositionedShelf(Shelf):
 
     def applied_upto(self, table: TableName, position: Lsn) -> None:
         self.positions[table] = position
+
+
+class DroppingShelf(PositionedShelf):
+    """Drops tables when told to."""
+
+    def drop_table(self, table: TableSchema) -> None:
+        self.tables.pop(table.name, None)
+        self.positions.pop(table.name, None)
 
 
 class FollowingShelf(PositionedShelf):

@@ -11,8 +11,8 @@ from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import assert_follows, find, named, on_shelf, wait_phase
 from tests.pipeline.running import WAIT, catch_up, running, settings_for
-from tests.pipeline.shelf import PositionedShelf
-from walflow.model import Phase, TableSchema
+from tests.pipeline.shelf import DroppingShelf
+from walflow.model import Phase
 from walflow.pipeline import joining
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.spark
 def oid_of(database: Database, table: str) -> int:
     ((oid,),) = database.execute(f"SELECT '{table}'::regclass::oid")
     return int(oid)
-
-
-class DroppingShelf(PositionedShelf):
-    def drop_table(self, table: TableSchema) -> None:
-        with self._lock:
-            self.tables.pop(table.name, None)
 
 
 def test_only_chosen_tables_are_followed(

@@ -13,7 +13,7 @@ from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import Writer, assert_follows, find, named, on_shelf, wait_phase
 from tests.pipeline.running import WAIT, running, settings_for, state_of
-from tests.pipeline.shelf import PositionedShelf, Shelf
+from tests.pipeline.shelf import DroppingShelf, PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationForeign
 from walflow.failpoints import set_failpoints
@@ -330,8 +330,8 @@ def test_all_of_it_while_the_pipeline_is_down(
     assert_never_copied_again(shelf, "steady", "attic.moved")
 
 
-class DroppingShelf(PositionedShelf):
-    """Drops tables when told to, but for one that is not its own, and slowly."""
+class SlowlyDroppingShelf(DroppingShelf):
+    """So too, but for one that is not its own, and slowly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,8 +343,7 @@ class DroppingShelf(PositionedShelf):
         if table.name == named("foreign"):
             raise DestinationForeign("public.foreign is not ours", hint="Drop it yourself.")
         self.go_on.wait(WAIT)
-        self.tables.pop(table.name, None)
-        self.positions.pop(table.name, None)
+        super().drop_table(table)
 
 
 def test_tables_are_dropped_with_their_sources(
@@ -357,7 +356,7 @@ def test_tables_are_dropped_with_their_sources(
         )
     database.execute('CREATE PUBLICATION walflow FOR TABLE steady, a, b, c, "foreign", once, later')
     settings = settings.model_copy(update={"on_table_removed": "drop"})
-    shelf = DroppingShelf()
+    shelf = SlowlyDroppingShelf()
     with running(settings, spark, destination=shelf) as pipeline, writing(database):
         database.execute(
             'ALTER PUBLICATION walflow DROP TABLE a, b, c, "foreign"',
@@ -487,6 +486,29 @@ def test_tables_change_while_they_are_copied(
         )
     assert_never_copied_again(shelf, "steady", "sign")
     assert on_shelf(shelf, "leaving")
+
+
+def test_a_column_is_made_anew_before_anyone_looked(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    """The stream's only word of the table could be of either column: the copy says which it is."""
+    make(database, "redone")
+    database.execute("CREATE PUBLICATION walflow FOR TABLE steady")
+    shelf = PositionedShelf()
+    with running(settings, spark, destination=shelf) as pipeline:
+        wait_phase(pipeline, "steady", Phase.READY)
+    database.execute(
+        "ALTER PUBLICATION walflow ADD TABLE redone",
+        "UPDATE redone SET v = 'former' WHERE id = 1",
+        "ALTER TABLE redone DROP COLUMN v, ADD COLUMN v text",
+        "UPDATE redone SET v = 'before the copy' WHERE id = 1",
+    )
+    with running(settings, spark, destination=shelf) as pipeline:
+        with writing(database, "redone"):
+            wait_phase(pipeline, "redone", Phase.READY)
+            database.execute("UPDATE redone SET v = 'after it' WHERE id = 2")
+        assert_follows(pipeline, shelf, database, "steady", "redone")
+    assert_never_copied_again(shelf, "steady", "redone")
 
 
 def _hold(event: threading.Event) -> None:

@@ -56,7 +56,7 @@ class Describer:
             return None
         logged = self._log.latest_schema(relation.oid, lsn)
         forms = [form for form in (known, logged) if form is not None]
-        numbered = [form for form in forms if _is_numbered(form)]
+        numbered = [form for form in forms if form.numbered]
         before = max(numbered, key=lambda form: form.version, default=None)
         try:
             described = self._ask(relation, lsn, before, fresh=False)
@@ -89,14 +89,10 @@ class Describer:
             self._session = None
 
 
-def _is_numbered(form: TableSchema) -> bool:
-    return all(column.position for column in form.columns)
-
-
 def _is_news(described: TableSchema, newest: TableSchema) -> bool:
     """Whether it has to be told from the form before: by its columns, which without numbers might
     always be others, or by its files, from which one sees later that rows were written anew."""
-    if not _is_numbered(newest) or not newest.same_columns(described):
+    if not newest.numbered or not newest.same_columns(described):
         return True
     files = described.filenodes
     return bool(files) and not (newest.filenodes and newest.filenodes <= files)

@@ -133,7 +133,7 @@ class Rounds:
         for number, stretch in enumerate(stretches):
             wanted = [file for file in stretch.files if not self._is_past(state, stretch, file)]
             for version in {file.version for file in wanted} - forms.keys():
-                forms[version] = _numbered(self._evolver.form(state.schema.oid, version))
+                forms[version] = self._form(state, version)
             keys = {key_numbers(forms[file.version]) for file in wanted}
             if keys - {key}:
                 if files:
@@ -164,6 +164,20 @@ class Rounds:
             tuple(stretches[count:]),
         )
 
+    def _form(self, state: TableState, version: Lsn) -> TableSchema:
+        """The form of the log's files of this version. Raises Outgrown if it is not known which
+        columns it has: its key would look like another."""
+        form = self._evolver.form(state.schema.oid, version)
+        if form.numbered:
+            return form
+        there = self._there(state, version)
+        if there is not None and _is_called_like(form, there):
+            # The stream tells of a form before the first change after it was altered. So what
+            # comes after the table's position and is of an earlier version has the form there.
+            return replace(there, version=version)
+        unknown = next(column for column in form.columns if not column.position)
+        raise Outgrown(f"it cannot be told which column {unknown.name} is")
+
     def _is_past(self, state: TableState, stretch: Stretch, file: LogFile) -> bool:
         """Whether it has only rows that the destination has.
 
@@ -172,13 +186,20 @@ class Rounds:
         """
         if stretch.span.after >= state.position:
             return False
-        there = self._store.get_table_schema(file.table, Lsn(state.position - 1))
-        if there is None or file.version >= there.version:
+        there = self._there(state, file.version)
+        if there is None:
             return False
         # One that is the same, whatever the table was called, was first heard of under that
         # version, and goes on.
         form = self._evolver.form(file.table, file.version)
+        if not form.numbered:
+            return not _is_called_like(form, there)
         return not replace(form, name=there.name).same_columns(there)
+
+    def _there(self, state: TableState, version: Lsn) -> TableSchema | None:
+        """The form at the table's position, if it is a later one than of this version."""
+        there = self._store.get_table_schema(state.schema.oid, Lsn(state.position - 1))
+        return there if there is not None and version < there.version else None
 
     # In which form.
 
@@ -226,9 +247,10 @@ class Rounds:
             self._destination.write_events(events)
 
 
-def _numbered(form: TableSchema) -> TableSchema:
-    """The form, if it is known which columns it has: otherwise its key would look like another."""
-    for column in form.columns:
-        if not column.position:
-            raise Outgrown(f"it cannot be told which column {column.name} is")
-    return form
+def _is_called_like(form: TableSchema, other: TableSchema) -> bool:
+    """Whether both have columns of the same names and types: all that a message tells of them."""
+    return _told(form) == _told(other)
+
+
+def _told(form: TableSchema) -> list[tuple[str, str, int]]:
+    return [(column.name, column.spark_type, column.type.base) for column in form.columns]

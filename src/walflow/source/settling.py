@@ -59,7 +59,7 @@ def settle(
     Which columns a publication lists must not have changed in between: a table that is published
     in another way is copied again in any case.
     """
-    if before is not None and not all(column.position for column in before.columns):
+    if before is not None and not before.numbered:
         before = None
     candidates = _candidates(before, columns, attributes)
     ways: _Ways = {(0, False): (1, ())}
