@@ -61,7 +61,7 @@ NAMES = {
     "walflow.testing.faults": "FaultyDestination failpoints",
     "walflow.testing.postgres": "EmbeddedPostgres available_versions find_binaries",
     "walflow.testing.redis": "EmbeddedRedis find_redis_server",
-    "walflow.testing.sources": "Inexact Row Source assert_same make_schema same",
+    "walflow.testing.sources": "Inexact Row Source assert_same make_schema same way_to",
     "walflow.testing.spark": "spark",
     "walflow.testing.stores": "OpenStore StoreContract",
 }

@@ -80,27 +80,36 @@ class WalflowError(Exception):
     """Base of all errors that walflow raises on purpose."""
 
     kind: ClassVar[ErrorKind]
-    # Of the class, unless an error that gathers others takes them over from one of these.
+    # Of the class, unless the error says otherwise, or gathers others and takes theirs.
     retry: bool = False
     exit_code: int = 1
     default_hint: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, retry: bool | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = self.default_hint if hint is None else hint
+        if retry is not None:
+            self.retry = retry
 
     @property
     def code(self) -> str:
         """A stable name for documentation and alerts: the class's own."""
         return type(self).__name__
 
+    @property
+    def sentence(self) -> str:
+        """The message, where it begins a line."""
+        return self.message[:1].upper() + self.message[1:]
+
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
+        return _rebuild, (type(self), self.message, self.hint, self.retry)
 
 
-def _rebuild(cls: type[WalflowError], message: str, hint: str) -> WalflowError:
-    return cls(message, hint=hint)
+def _rebuild(cls: type[WalflowError], message: str, hint: str, retry: bool) -> WalflowError:
+    error = cls(message, hint=hint)
+    error.retry = retry
+    return error
 
 
 class ConfigError(WalflowError):

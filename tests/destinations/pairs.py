@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.destinations.conftest import OWNER
 from tests.destinations.reference import Inexact, Row, Source, assert_same, make_schema, rows_of
 from walflow.destinations.base import Events
 from walflow.destinations.delta import DeltaFormat
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMATS = ("iceberg", "delta")
-OWNER = Owner("shop", "7300000000000000001", 1)
 KEYED = make_schema({"id": "bigint", "a": "string", "b": "string", "n": "int"}, ["id"])
 FOREVER = Inexact(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC), "infinity")
 LAST_DAY = FOREVER.near

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.destinations.conftest import OWNER
 from tests.destinations.http_server import HttpTables
 from tests.destinations.pairs import delta_lake, delta_rows
 from tests.destinations.reference import iceberg_lake, reading_session, stored_rows
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.http import HttpDestination, HttpOptions
-from walflow.destinations.lake import LakeDestination, Owner
+from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.sessions import lake_session
 from walflow.testing.destinations import DestinationContract, ReadRows
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-OWNER = Owner("shop", "7300000000000000001", 1)
 
 
 @pytest.fixture(scope="module")

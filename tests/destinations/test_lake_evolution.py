@@ -33,6 +33,7 @@ from walflow.destinations.lake.forms import stored_form
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Column, PgType, Span, TableName, TableSchema
+from walflow.testing.sources import way_to
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("way")]
 
@@ -50,21 +51,6 @@ def form(columns: Mapping[str, str], key: Sequence[str] = ("id",)) -> TableSchem
             for name, (number, kind) in ((n, c.split(" ", 1)) for n, c in columns.items())
         ),
         key=tuple(key),
-    )
-
-
-def way_to(before: TableSchema, after: TableSchema, missing: Mapping[str, object]) -> Evolution:
-    was = {column.position: column for column in before.columns}
-    now = {column.position: column for column in after.columns}
-    stayed = [(was[number], now[number]) for number in was.keys() & now.keys()]
-    return Evolution(
-        before,
-        after,
-        added=tuple(column for column in after.columns if column.position not in was),
-        dropped=tuple(column for column in before.columns if column.position not in now),
-        renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
-        widened=tuple((old, new) for old, new in stayed if old.spark_type != new.spark_type),
-        missing=missing,
     )
 
 

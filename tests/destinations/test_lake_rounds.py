@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.destinations.pairs import FOREVER, FORMATS, KEYED, LAST_DAY, NAN, OWNER, Pair
+from tests.destinations.conftest import OWNER
+from tests.destinations.pairs import FOREVER, FORMATS, KEYED, LAST_DAY, NAN, Pair
 from tests.destinations.reference import (
     Inexact,
     Source,

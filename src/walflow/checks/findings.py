@@ -63,8 +63,9 @@ def skipped(area: Area, check: str, message: str) -> Finding:
 
 
 def error(area: Area, check: str, raised: WalflowError) -> Finding:
-    message = raised.message[:1].upper() + raised.message[1:]
-    return Finding(Verdict.ERROR, area, check, message, raised.hint, raised.code, raised.exit_code)
+    return Finding(
+        Verdict.ERROR, area, check, raised.sentence, raised.hint, raised.code, raised.exit_code
+    )
 
 
 def attempted(area: Area, check: str, looks: Iterator[Finding]) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
+from walflow.checks.scratch import scratch_id
 from walflow.errors import NoFreeSender, NoFreeSlot, SlotInUse, SourceError
 from walflow.source.connection import Session, connect, source_errors
 from walflow.source.preflight import check_server
@@ -161,7 +161,7 @@ def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
     with Replication(facts.uri, application_name=facts.application) as replication:
         try:
             replication.create_slot(
-                f"walflow_check_{uuid.uuid4().hex[:12]}", temporary=True, cancelled=cancelled
+                f"walflow_check_{scratch_id()}", temporary=True, cancelled=cancelled
             )
         except SourceError:
             if not cancelled():

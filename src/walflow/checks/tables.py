@@ -173,7 +173,7 @@ def _identities(tables: Sequence[PublishedTable], told: bool) -> Iterator[Findin
 
 
 def _finds_rows(table: PublishedTable) -> bool:
-    return not table.uncovered and all(part.has_identity for part in table.relations)
+    return not table.uncovered and not table.without_identity
 
 
 def _found_by(table: PublishedTable) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from walflow.checks.findings import Area, Finding, ok, warning
 from walflow.config import TypeSettings
-from walflow.model import Column, PgType
+from walflow.model import Column
 from walflow.source.catalog import PublishedTable
-from walflow.source.values import TEXT_TYPES
+from walflow.source.values import becomes_text, innermost
 
 __all__ = ["check_types"]
 
@@ -24,13 +24,12 @@ def check_types(tables: Sequence[PublishedTable], settings: TypeSettings) -> Ite
     columns = [(table, column) for table in tables for column in table.schema.columns]
     texts, numbers, times = [], [], []
     for table, column in columns:
-        kind, spark = _innermost(column.type), _element(column.spark_type)
         shown = f"{table.name}.{column.name} ({column.type.name})"
-        if kind.base == _NUMERIC and not _is_declared(column, settings):
+        if innermost(column.type).base == _NUMERIC and not _is_declared(column):
             numbers.append(shown)
-        elif spark == "string" and kind.base not in TEXT_TYPES:
+        elif becomes_text(column.type, settings):
             texts.append(shown)
-        elif spark in _TIMES:
+        elif _element(column.spark_type) in _TIMES:
             times.append(shown)
     told = len(texts) + len(numbers)
     yield ok(_AREA, "types", f"{len(columns) - told} of {len(columns)} columns keep their types")
@@ -73,17 +72,11 @@ def _numbers(columns: list[str], settings: TypeSettings) -> Finding:
     )
 
 
-def _is_declared(column: Column, settings: TypeSettings) -> bool:
+def _is_declared(column: Column) -> bool:
     """Whether the numeric's own precision made its type."""
     from walflow.source.decimals import declared_decimal
 
-    return declared_decimal(_innermost(column.type).typmod) is not None
-
-
-def _innermost(kind: PgType) -> PgType:
-    while kind.element is not None:
-        kind = kind.element
-    return kind
+    return declared_decimal(innermost(column.type).typmod) is not None
 
 
 def _element(spark_type: str) -> str:

@@ -25,7 +25,7 @@ def report(error: Exception, *, debug: bool) -> int:
     if isinstance(error, WalflowError):
         # By the code it is found in docs/reference/errors.md.
         click.echo(
-            f"{click.style('Error:', fg='red', bold=True)} {redacted(_sentence(error.message))}"
+            f"{click.style('Error:', fg='red', bold=True)} {redacted(error.sentence)}"
             f" {click.style(f'[{error.code}]', dim=True)}",
             err=True,
         )
@@ -41,7 +41,3 @@ def report(error: Exception, *, debug: bool) -> int:
     if not debug:
         click.echo("Run again with --debug to see where it happened.", err=True)
     return UNEXPECTED
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

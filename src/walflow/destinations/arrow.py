@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from walflow.destinations.base import Events, TableChanges, TablesFailed
 from walflow.errors import Stopped
-from walflow.model import TableName, TableSchema
+from walflow.model import OLD_EXACT, TableName, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,3 +106,14 @@ class ArrowDestination(ABC):
                 raise Stopped(f"told to stop while changes of {changes.schema.name} were written")
             if batch.num_rows:
                 self.write_change_batch(changes.schema, batch)
+
+
+def own_and_old(texts: Mapping[str, str] | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Of a change's ``_exact``: the texts of the row, and those of the row as it was."""
+    own, old = {}, {}
+    for name, text in (texts or {}).items():
+        if name.startswith(OLD_EXACT):
+            old[name.removeprefix(OLD_EXACT)] = text
+        else:
+            own[name] = text
+    return own, old

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from walflow.destinations.arrow import ArrowDestination
-from walflow.model import OLD_EXACT, ChangeType, Lsn, TableSchema
+from walflow.destinations.arrow import ArrowDestination, own_and_old
+from walflow.model import ChangeType, Lsn, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,19 +145,13 @@ def _typed(table: TableSchema, batch: pa.RecordBatch) -> Iterator[Change]:
             "xid": told["_xid"],
         }
         unchanged = frozenset(told["_unchanged"] or ())
-        texts: dict[str, str] = told["_exact"] or {}
-        exact = {name: text for name, text in texts.items() if not name.startswith(OLD_EXACT)}
+        exact, old_exact = own_and_old(told["_exact"])
         row = {name: told[name] for name in names if name not in unchanged}
         match ChangeType(told["_change_type"]):
             case ChangeType.INSERT:
                 yield Insert(**about, row=row, unchanged=unchanged, exact=exact)
             case ChangeType.UPDATE:
                 old = told["_old"]
-                old_exact = {
-                    name.removeprefix(OLD_EXACT): text
-                    for name, text in texts.items()
-                    if name.startswith(OLD_EXACT)
-                }
                 if old is None:
                     # The row is found by what it still has.
                     old = {name: told[name] for name in identity}

@@ -22,7 +22,7 @@ from walflow.source.attributes import Attribute, Attributes, read_attributes, wi
 from walflow.source.connection import Session, source_errors
 from walflow.source.identities import Identities
 from walflow.source.membership import read_memberships
-from walflow.source.physical import PhysicalRelation, read_relations
+from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation, RelationColumn
 from walflow.source.rights import select_refusal
@@ -69,7 +69,7 @@ RESERVED_COLUMNS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedTable:
+class PublishedTable(LiesInRelations):
     schema: TableSchema
     publication: Publication
     row_filter: str | None
@@ -86,15 +86,6 @@ class PublishedTable:
     @property
     def name(self) -> TableName:
         return self.schema.name
-
-    @property
-    def bytes(self) -> int:
-        return sum(relation.bytes for relation in self.relations)
-
-    @property
-    def rows(self) -> int:
-        """The server's estimate."""
-        return sum(relation.rows for relation in self.relations)
 
 
 # Postgres 14 has neither column lists nor row filters, and gives a partition twice if it and a

@@ -56,7 +56,7 @@ def identity_cautions(
     """Of tables whose updates and deletes Postgres refuses, because they are published."""
     if not publication.needs_identity:
         return
-    without = [part.name for table in tables for part in table.relations if not part.has_identity]
+    without = [name for table in tables for name in table.without_identity]
     if without:
         yield Caution(
             "Postgres refuses updates and deletes of these tables, because they are published "

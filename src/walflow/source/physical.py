@@ -9,7 +9,7 @@ from walflow.model import ReplicaIdentity, TableName
 from walflow.source.connection import Session
 from walflow.source.identities import Identities
 
-__all__ = ["PhysicalRelation", "read_relations"]
+__all__ = ["LiesInRelations", "PhysicalRelation", "read_relations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,27 @@ class PhysicalRelation:
     filenode: int
     """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
     """
+
+
+class LiesInRelations:
+    """A table whose rows lie in these: itself, or its partitions."""
+
+    __slots__ = ()
+    relations: tuple[PhysicalRelation, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(relation.bytes for relation in self.relations)
+
+    @property
+    def rows(self) -> int:
+        """The server's estimate."""
+        return sum(relation.rows for relation in self.relations)
+
+    @property
+    def without_identity(self) -> tuple[TableName, ...]:
+        """Those of them whose updates and deletes Postgres refuses once they are published."""
+        return tuple(part.name for part in self.relations if not part.has_identity)
 
 
 # A partitioned table has no rows, and foreign or unlogged partitions are not in the log.

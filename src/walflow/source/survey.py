@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from walflow.config import TablesSettings, TypeSettings
-from walflow.model import PgType, ReplicaIdentity, TableName
+from walflow.model import ReplicaIdentity, TableName
 from walflow.source.attributes import read_attributes
 from walflow.source.catalog import RESERVED_COLUMNS
 from walflow.source.connection import Session
 from walflow.source.identities import Identities
-from walflow.source.physical import PhysicalRelation, read_relations
+from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import brief_look, find_tables
 from walflow.source.types import TypeCatalog
-from walflow.source.values import TEXT_TYPES, spark_type
+from walflow.source.values import becomes_text
 
 __all__ = ["SurveyedTable", "survey_tables"]
-
 
 _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
 
@@ -31,7 +30,7 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyedTable:
+class SurveyedTable(LiesInRelations):
     name: TableName
     identity: ReplicaIdentity
     key: tuple[str, ...]
@@ -41,20 +40,6 @@ class SurveyedTable:
     """Columns that become strings and were none, each with its type."""
     reserved: tuple[str, ...]
     """Columns with names that walflow needs for itself."""
-
-    @property
-    def bytes(self) -> int:
-        return sum(relation.bytes for relation in self.relations)
-
-    @property
-    def rows(self) -> int:
-        """The server's estimate."""
-        return sum(relation.rows for relation in self.relations)
-
-    @property
-    def without_identity(self) -> tuple[TableName, ...]:
-        """Itself, or partitions of it: once published, Postgres refuses their updates."""
-        return tuple(part.name for part in self.relations if not part.has_identity)
 
     @property
     def unreadable(self) -> tuple[PhysicalRelation, ...]:
@@ -93,14 +78,10 @@ def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedT
                 identity=identity,
                 key=tuple(a.name for a in live if a.position in numbers),
                 relations=relations[oid],
-                strings=tuple((column, pg.name) for column, pg in resolved if _turns_string(pg)),
+                strings=tuple(
+                    (column, pg.name) for column, pg in resolved if becomes_text(pg, TypeSettings())
+                ),
                 reserved=tuple(a.name for a in live if a.name in RESERVED_COLUMNS),
             )
         )
     return found
-
-
-def _turns_string(pg: PgType) -> bool:
-    while pg.element is not None:
-        pg = pg.element
-    return pg.base not in TEXT_TYPES and spark_type(pg, TypeSettings()) == "string"

@@ -23,16 +23,17 @@ from walflow.source.converted import Converted, buffer, exact_texts, mask, valid
 
 __all__ = [
     "SESSION_OPTIONS",
-    "TEXT_TYPES",
     "Converted",
     "arrow_type",
+    "becomes_text",
     "copy_expression",
     "from_binary",
     "from_text",
+    "innermost",
     "spark_type",
 ]
 
-TEXT_TYPES = frozenset({18, 19, 25, 1042, 1043})
+_TEXTS = frozenset({18, 19, 25, 1042, 1043})
 """"char", name, text, character(n), varchar: strings in Postgres too."""
 
 SESSION_OPTIONS = " ".join(
@@ -103,6 +104,19 @@ def spark_type(pg: PgType, options: TypeSettings) -> str:
         declared = decimals.declared_decimal(pg.typmod)
         return options.numeric if declared is None else "decimal({},{})".format(*declared)
     return _SPARK_TYPES.get(pg.base, "string")
+
+
+def innermost(pg: PgType) -> PgType:
+    """The type of an array's elements, or the type itself."""
+    while pg.element is not None:
+        pg = pg.element
+    return pg
+
+
+def becomes_text(pg: PgType, options: TypeSettings) -> bool:
+    """Whether values, or an array's elements, are strings in Spark and were none in Postgres."""
+    elements = spark_type(pg, options).replace("array<", "").rstrip(">")
+    return elements == "string" and innermost(pg).base not in _TEXTS
 
 
 @cache

@@ -59,10 +59,9 @@ def open_store(settings: Settings) -> Store:
 
 def is_own_store(settings: Settings) -> bool:
     """Whether the store is of the user's own making."""
-    uri = settings.store.uri
-    if uri is None:
+    if settings.store.uri is None:
         return False
-    kind = uri.get_secret_value().strip().partition(":")[0]
+    kind = settings.store.uri.get_secret_value().strip().partition(":")[0]
     return kind == PYTHON or (kind not in _KNOWN and installed(_GROUP, kind) is not None)
 
 

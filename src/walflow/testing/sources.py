@@ -25,7 +25,7 @@ from walflow.spark.copies import read_copy
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Inexact", "Row", "Source", "assert_same", "make_schema", "same"]
+__all__ = ["Inexact", "Row", "Source", "assert_same", "make_schema", "same", "way_to"]
 
 _MORE_TYPES: Mapping[str, pa.DataType] = {
     "smallint": pa.int16(),
@@ -172,7 +172,6 @@ class Source:
         assert not self._log, "there are changes of the form before"
         before = self.schema
         was = {column.position: column.name for column in before.columns}
-        now = {column.position for column in after.columns}
         self.rows = [
             {
                 column.name: row[was[column.position]]
@@ -183,15 +182,7 @@ class Source:
             for row in self.rows
         ]
         self.schema = after
-        stayed = [(before.column(was[c.position]), c) for c in after.columns if c.position in was]
-        return Evolution(
-            before,
-            after,
-            added=tuple(column for column in after.columns if column.position not in was),
-            dropped=tuple(column for column in before.columns if column.position not in now),
-            renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
-            missing=missing,
-        )
+        return way_to(before, after, missing)
 
     def copy_rows(self, spark: SparkSession) -> DataFrame:
         """All rows as they are now, as a destination is given them; the log goes on from here."""
@@ -260,3 +251,19 @@ def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
             f"too many: {sorted(stored_set - expected_set)[:5]}\n"
             f"missing: {sorted(expected_set - stored_set)[:5]}"
         )
+
+
+def way_to(before: TableSchema, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
+    """From one form to the other, told by the columns' numbers."""
+    was = {column.position: column for column in before.columns}
+    now = {column.position: column for column in after.columns}
+    stayed = [(was[number], now[number]) for number in was.keys() & now.keys()]
+    return Evolution(
+        before,
+        after,
+        added=tuple(column for column in after.columns if column.position not in was),
+        dropped=tuple(column for column in before.columns if column.position not in now),
+        renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
+        widened=tuple((old, new) for old, new in stayed if old.spark_type != new.spark_type),
+        missing=missing,
+    )

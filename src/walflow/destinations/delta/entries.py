@@ -57,14 +57,13 @@ class Entries:
 
     def _identifier(self, name: TableName) -> str:
         if not _is_allowed(name):
-            error = DestinationError(
+            raise DestinationError(
                 f"the catalog {self._catalog} cannot have a table called {name}: letters, digits "
                 "and underscores only",
                 hint="Give it another name in mapping.tables, or leave destination.options.catalog "
                 "out: by their place, tables can have any name.",
+                retry=False,
             )
-            error.retry = False
-            raise error
         return f"{quoted(self._catalog)}.{quoted(name.schema)}.{quoted(name.name)}"
 
 

@@ -113,14 +113,13 @@ def check_names(table: TableName, columns: Sequence[str]) -> None:
     alike = [name for name in columns if folded[name.lower()] > 1]
     if not alike:
         return
-    error = DestinationError(
+    raise DestinationError(
         f"{table} has columns whose names differ by case alone, which Delta takes for the same: "
         + ", ".join(alike),
         hint="Rename all but one of them at the source (or, if one is walflow's own, that: "
         "apply.change_type_column and the like), or use Iceberg, which tells them apart.",
+        retry=False,
     )
-    error.retry = False
-    raise error
 
 
 def create_table(spark: SparkSession, identifier: str, form: StoredForm, owner: Owner) -> None:

@@ -110,12 +110,11 @@ class Sender:
             answer = self._client.send(request)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # The text of these has headers in it.
-            broken = DestinationError(
+            raise DestinationError(
                 f"{what} cannot be sent to {self._shown(url)}: {type(error).__name__}",
                 hint="Check destination.uri and destination.options.",
-            )
-            broken.retry = False
-            raise broken from None
+                retry=False,
+            ) from None
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _Again(f"{type(error).__name__}: {self._hidden(str(error))}") from error
         if answer.is_success or answer.status_code in accept:
@@ -123,13 +122,12 @@ class Sender:
         said = self._hidden(answer.text.strip())[:_SHOWN]
         if answer.is_server_error or answer.status_code == _TOO_MANY:
             raise _Again(f"it answered {answer.status_code}: {said}", _retry_after(answer))
-        refused = DestinationError(
+        raise DestinationError(
             f"{what} was refused by {self._shown(url)} with {answer.status_code} "
             f"{self._hidden(answer.reason_phrase)}",
             hint=said or "The answer has no text: see what the service logs.",
+            retry=False,
         )
-        refused.retry = False
-        raise refused
 
     def _signed(self, method: str, url: httpx.URL, body: bytes) -> dict[str, str]:
         if self._options.secret is None:

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walflow.model import OLD_EXACT, ChangeType, Lsn, TableSchema
+from walflow.destinations.arrow import own_and_old
+from walflow.model import ChangeType, Lsn, TableSchema
 
 __all__ = ["json_events", "json_rows", "json_table", "json_values"]
 
@@ -61,21 +62,13 @@ def json_events(table: TableSchema, batch: pa.RecordBatch) -> list[Object]:
             "timestamp": timestamp,
             "xid": xid,
         }
-        texts = texts or {}
-        exact = {name: text for name, text in texts.items() if not name.startswith(OLD_EXACT)}
+        exact, old_exact = own_and_old(texts)
         if kind == ChangeType.DELETE:
             event |= {"old": {name: row[name] for name in identity}, **_given(old_exact=exact)}
         elif kind != ChangeType.TRUNCATE:
             left_out = frozenset(unchanged or ())
             event["row"] = {name: value for name, value in row.items() if name not in left_out}
-            event |= _given(unchanged=sorted(left_out), old=old, exact=exact)
-            event |= _given(
-                old_exact={
-                    name.removeprefix(OLD_EXACT): text
-                    for name, text in texts.items()
-                    if name.startswith(OLD_EXACT)
-                }
-            )
+            event |= _given(unchanged=sorted(left_out), old=old, exact=exact, old_exact=old_exact)
         events.append(event)
     return events
 

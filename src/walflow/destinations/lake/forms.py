@@ -217,9 +217,7 @@ def _keyless(schema: TableSchema) -> DestinationError:
 
 
 def _not_possible(message: str, hint: str) -> DestinationError:
-    error = DestinationError(message, hint=hint)
-    error.retry = False
-    return error
+    return DestinationError(message, hint=hint, retry=False)
 
 
 def table_properties(form: StoredForm) -> Mapping[str, str]:

@@ -324,10 +324,9 @@ _SUFFIXES = (base_of(TableName("", "")).name, changes_of(TableName("", "")).name
 
 
 def _taken(identifier: str, whole: TableName) -> DestinationError:
-    error = DestinationError(
+    return DestinationError(
         f"the table {identifier} would be another one and a part of {whole}, which a view shows",
         hint="Give one of them another name (mapping.tables), or have the changes of "
         f"{whole} merged (apply.tables, freshness: merge) and copy it again.",
+        retry=False,
     )
-    error.retry = False
-    return error
