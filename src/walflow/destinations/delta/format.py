@@ -29,6 +29,7 @@ from walflow.destinations.delta.tables import (
     table_identifier,
 )
 from walflow.destinations.lake.format import (
+    ColumnarMerge,
     ColumnChanges,
     Compaction,
     Constant,
@@ -116,6 +117,9 @@ class DeltaFormat:
 
     def append(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(self.identifier(name)).append()
+
+    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
+        return None
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(self.identifier(name)).overwrite(sf.lit(True))

@@ -15,10 +15,11 @@ from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.types import StructType
 
+from walflow.destinations.iceberg.columnar.table import IcebergTable
+from walflow.destinations.iceberg.locations import local_path
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
     CATALOG,
@@ -82,6 +83,10 @@ class Bridge:
         columns = {field.name: field.dataType.simpleString() for field in form.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
         return Stored(_position(table), columns, properties)
+
+    def open(self, name: TableName) -> IcebergTable:
+        """The table, which is there, as it is now."""
+        return IcebergTable(self._jvm, self._catalog.loadTable(self._identifier(name)))
 
     def adopt(
         self,
@@ -343,10 +348,9 @@ def _is_ambiguous(names: list[_Field], before: list[_Field]) -> bool:
 
 def _link(files: Sequence[Path], location: str) -> Path | None:
     """Put the files into the table's folder too, and say where; None if that cannot be."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file") or parts.netloc:
+    path = local_path(location)
+    if path is None:
         return None
-    path = Path(unquote(parts.path) if parts.scheme else location)
     # A folder of its own: whatever else lies there is not the copy's.
     folder = path / "data" / f"copy-{uuid.uuid4()}"
     try:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
+from walflow.destinations.iceberg.columnar import ColumnarTables
 from walflow.destinations.iceberg.maintenance import (
     compact,
     expire,
@@ -42,6 +44,7 @@ from walflow.destinations.iceberg.views import (
     name_in_view,
 )
 from walflow.destinations.lake.format import (
+    ColumnarMerge,
     ColumnChanges,
     Compaction,
     Constant,
@@ -74,6 +77,7 @@ class IcebergFormat:
         """``options`` name another kind of catalog than folders, or its details."""
         self.session_conf = catalog_conf(warehouse, options or {})
         self.keeps_views = keeps_views(options or {})
+        self._columnar = ColumnarTables()
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
 
@@ -126,6 +130,10 @@ class IcebergFormat:
 
     def append(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(table_identifier(name)).append()
+
+    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
+        bridge = self._bridge(spark)
+        return None if bridge is None else partial(self._columnar.merge, bridge.open)
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(table_identifier(name)).overwrite(sf.lit(True))

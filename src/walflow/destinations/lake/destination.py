@@ -239,8 +239,9 @@ class LakeDestination:
                 asked = self._tables.look(spark, table.name)
                 todo = todo if asked is None else with_kept_columns(todo, plan, asked)
             form = self._form(todo.schema, exact=EXACT in stored.columns)
-            with self._format.stamped(spark, Stamp(self._owner, span.upto)):
-                round = Round(self._format, form, todo)
+            stamp = Stamp(self._owner, span.upto)
+            with self._format.stamped(spark, stamp):
+                round = Round(self._format, form, todo, stamp)
                 if not is_viewed:
                     form = replace(MODES[form.plan.mode].apply(round), schema=table)
                 else:

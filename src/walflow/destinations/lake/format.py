@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from walflow.destinations.lake.columnar import ColumnarChanges
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.model import Lsn, TableName
@@ -16,7 +17,15 @@ from walflow.model import Lsn, TableName
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Compaction", "Constant", "LakeFormat", "RowPlaces", "Stored", "Version"]
+__all__ = [
+    "ColumnarMerge",
+    "Compaction",
+    "Constant",
+    "LakeFormat",
+    "RowPlaces",
+    "Stored",
+    "Version",
+]
 
 Constant = str | int | datetime | None
 """What a column of ours has in all rows of a copy."""
@@ -91,6 +100,12 @@ class ColumnChanges:
     properties: Mapping[str, str]
 
 
+class ColumnarMerge(Protocol):
+    def __call__(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
+        """Put the rows in the place of those with the keys, in one commit with the stamp. False if
+        this table's cannot be merged so, and then nothing has happened."""
+
+
 class LakeFormat(Protocol):
     """All calls get a session that is the caller's alone (but ``opened``), and may come from
     several threads, never two at once for one table. What Spark throws they let through."""
@@ -153,6 +168,9 @@ class LakeFormat(Protocol):
 
     def append(self, rows: DataFrame, name: TableName) -> None:
         """Add rows that have all columns of the table, in order. One commit."""
+
+    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
+        """What merges in columns, in this process; None: Spark has to."""
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         """Make these the table's only rows. One commit."""

@@ -112,15 +112,14 @@ def check_key(spark: SparkSession, format: LakeFormat, form: StoredForm) -> None
 
 
 def _would_be_lost(identifier: str, why: str) -> DestinationError:
-    error = DestinationError(
+    return DestinationError(
         f"The table {identifier} keeps rows that its source has no longer, and {why}",
         hint="walflow does not remove it by itself. Set it aside under another name (ALTER TABLE "
         f"{identifier} RENAME TO …, or where the catalog cannot rename: CREATE TABLE … AS SELECT * "
         f"FROM {identifier}; DROP TABLE {identifier};), or drop it; then walflow retry makes it "
         "anew. Or put back what was changed: the settings, or the source's key.",
+        retry=False,
     )
-    error.retry = False
-    return error
 
 
 def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
@@ -172,7 +171,7 @@ def write_differences(
             rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, exact=True
         )
         written = Differences(schema, (), stats, spark, rows=changes)
-        return MODES[form.plan.mode].apply(Round(format, form, written))
+        return MODES[form.plan.mode].apply(Round(format, form, written, stamp))
 
 
 @dataclass(frozen=True, slots=True)

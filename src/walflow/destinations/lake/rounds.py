@@ -13,6 +13,7 @@ from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.format import Constant, LakeFormat
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.merging import our_values
+from walflow.destinations.lake.owner import Stamp
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.names import quoted
 
@@ -32,6 +33,8 @@ class Round:
     form: StoredForm
     """As the table is; ``exact`` tells whether it has the column of exact texts."""
     changes: TableChanges
+    stamp: Stamp
+    """What the session stamps its commits with."""
 
     @property
     def spark(self) -> SparkSession:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.format import LakeFormat
@@ -31,8 +35,21 @@ _TABLE = TableSchema(
 )
 
 
+_warm: set[tuple[str, str]] = set()
+"""Applications of Spark, and formats that each of them has written."""
+
+
 def warm_up_writes(spark: SparkSession, format: LakeFormat) -> None:
-    """Make, append to and merge into a table in a temporary folder, in a session of its own."""
+    """Make, append to and merge into a table in a temporary folder, in a session of its own.
+    Does nothing if this process has done so in the same JVM."""
+    place = spark.conf.get("spark.app.id") or "", format.name
+    if place in _warm:
+        return
+    _write(spark, format)
+    _warm.add(place)
+
+
+def _write(spark: SparkSession, format: LakeFormat) -> None:
     with tempfile.TemporaryDirectory(prefix="walflow-warm-") as folder:
         format = format.warm_copy(folder)
         pool = SessionPool(spark, format.session_conf)
@@ -45,12 +62,34 @@ def warm_up_writes(spark: SparkSession, format: LakeFormat) -> None:
                 format.create(session, form, stamp.owner)
             for stats in (ChangeStats(rows=1, inserts=1), ChangeStats(rows=1, updates=1)):
                 with format.stamped(session, stamp):
-                    mirror.apply(Round(format, form, _changes(session, stats)))
+                    mirror.apply(Round(format, form, _made(session, stats), stamp))
+            # And once more in columns, where the format can.
+            changes = _in_file(Path(folder), session)
+            with format.stamped(session, stamp):
+                mirror.apply(Round(format, form, changes, stamp))
         pool.close()
 
 
-def _changes(session: SparkSession, stats: ChangeStats) -> TableChanges:
+def _made(session: SparkSession, stats: ChangeStats) -> TableChanges:
     return _Made(_TABLE, (), stats, session)
+
+
+def _in_file(folder: Path, session: SparkSession) -> TableChanges:
+    file = folder / "changes.parquet"
+    pq.write_table(
+        pa.table(
+            {
+                "_change_type": ["update"],
+                "_lsn": [1],
+                "_seq": [1],
+                "_timestamp": pa.array([0], pa.timestamp("us", "UTC")),
+                "id": [1],
+                "body": ["b"],
+            }
+        ),
+        file,
+    )
+    return TableChanges(_TABLE, (str(file),), ChangeStats(rows=1, updates=1), session)
 
 
 class _Made(TableChanges):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from walflow.destinations.lake.columnar import columnar_changes
 from walflow.destinations.lake.copies import merge_copies, overwrite_copies
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import StoredForm
@@ -43,11 +44,21 @@ def held(table: DataFrame, form: StoredForm) -> DataFrame:
 
 def apply(round: Round) -> StoredForm:
     """In the cheapest way that is right."""
+    if _merge_in_columns(round):
+        return round.form
     if _only_appends(round):
         return append_rows(round, {})
     if round.form.schema.key:
         return _merge(round)
     return overwrite_copies(round) if round.changes.truncated else merge_copies(round)
+
+
+def _merge_in_columns(round: Round) -> bool:
+    merge = round.format.columnar(round.spark)
+    if merge is None:
+        return False
+    changes = columnar_changes(round.changes, round.form)
+    return changes is not None and merge(round.form, changes, round.stamp)
 
 
 def _only_appends(round: Round) -> bool:

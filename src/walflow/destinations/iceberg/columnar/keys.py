@@ -1,0 +1,198 @@
+"""Where rows are: the places, in a table's data files, of the rows with certain keys."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+__all__ = ["KeyColumn", "KeyedFile", "Keys", "NotInColumns"]
+
+_MOST_BYTES = 256 << 20
+"""What is kept in memory of all tables together."""
+_AT_ONCE = 4_000_000
+"""So many rows are looked through at once."""
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class NotInColumns(Exception):
+    """This cannot be done here; Spark can."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    id: int
+    names: tuple[str, ...]
+    """What files that do not tell ids may call it."""
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedFile:
+    """A data file, or more precisely: what never changes of it."""
+
+    location: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    keys: pa.Table
+    bounds: tuple[Any, Any]
+    """The least and the greatest value of the key's first column."""
+
+
+class Keys:
+    """Remembers what files have as keys, as far as there is room: they never change. Calls may
+    come from several threads."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._read: OrderedDict[tuple[str, tuple[KeyColumn, ...]], _Read] = OrderedDict()
+        self._bounds: dict[tuple[str, tuple[KeyColumn, ...]], tuple[Any, Any]] = {}
+        self._bytes = 0
+
+    def find(
+        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
+    ) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64]]]:
+        """The files that have rows with the keys, and where in them these are, in ascending order.
+        Some of these rows may be deleted. NotInColumns if a file tells its keys in another way."""
+        if not keys.num_rows:
+            return
+        names = [str(number) for number in range(len(columns))]
+        wanted = pa.table(
+            [
+                keys.column(number).cast(column.type).combine_chunks()
+                for number, column in enumerate(columns)
+            ],
+            names=names,
+        )
+        span = _bounds(wanted.column(0))
+        for some in self._portions(files, columns, span):
+            yield from _find(some, wanted)
+
+    def forget(self, locations: Sequence[str]) -> None:
+        """These files are no longer the table's."""
+        gone = set(locations)
+        with self._lock:
+            for key in [key for key in self._read if key[0] in gone]:
+                self._bytes -= self._read.pop(key).keys.nbytes
+            for key in [key for key in self._bounds if key[0] in gone]:
+                del self._bounds[key]
+
+    def _portions(
+        self,
+        files: Sequence[KeyedFile],
+        columns: tuple[KeyColumn, ...],
+        span: tuple[Any, Any],
+    ) -> Iterator[list[tuple[KeyedFile, pa.Table]]]:
+        portion: list[tuple[KeyedFile, pa.Table]] = []
+        rows = 0
+        for file in files:
+            keys = self._keys(file, columns, span)
+            if keys is None:
+                continue
+            if portion and rows + keys.num_rows > _AT_ONCE:
+                yield portion
+                portion, rows = [], 0
+            portion.append((file, keys))
+            rows += keys.num_rows
+        if portion:
+            yield portion
+
+    def _keys(
+        self, file: KeyedFile, columns: tuple[KeyColumn, ...], span: tuple[Any, Any]
+    ) -> pa.Table | None:
+        """None: it has none in the span."""
+        key = file.location, columns
+        with self._lock:
+            bounds, known = self._bounds.get(key), self._read.get(key)
+            if known is not None:
+                self._read.move_to_end(key)
+        if bounds is not None and not _meet(bounds, span):
+            return None
+        if known is None:
+            known = _read(file.path, columns)
+            self._remember(key, known)
+        return known.keys if _meet(known.bounds, span) else None
+
+    def _remember(self, key: tuple[str, tuple[KeyColumn, ...]], read: _Read) -> None:
+        with self._lock:
+            self._bounds[key] = read.bounds
+            if key not in self._read:
+                self._read[key] = read
+                self._bytes += read.keys.nbytes
+            while self._bytes > self._most_bytes:
+                _, oldest = self._read.popitem(last=False)
+                self._bytes -= oldest.keys.nbytes
+
+
+def _read(path: Path, columns: Sequence[KeyColumn]) -> _Read:
+    with pq.ParquetFile(path, memory_map=True) as file:
+        by_id, by_name = _columns(file.schema_arrow)
+        names = [_name(column, by_id, by_name, path) for column in columns]
+        read = file.read(columns=names)
+    arrays = [
+        read[name].cast(column.type).combine_chunks()
+        for name, column in zip(names, columns, strict=True)
+    ]
+    keys = pa.table(arrays, names=[str(number) for number in range(len(columns))])
+    return _Read(keys, _bounds(keys.column(0)))
+
+
+def _columns(schema: pa.Schema) -> tuple[dict[int, str], set[str]]:
+    ids = {}
+    for field in schema:
+        if field.metadata is not None and _FIELD_ID in field.metadata:
+            ids[int(field.metadata[_FIELD_ID])] = field.name
+    return ids, set(schema.names)
+
+
+def _name(column: KeyColumn, by_id: dict[int, str], by_name: set[str], path: Path) -> str:
+    if by_id:
+        found = by_id.get(column.id)
+    else:
+        found = next((name for name in column.names if name in by_name), None)
+    if found is None:
+        # It was added later, and all its rows have the same value in it.
+        raise NotInColumns(f"{path} lacks a column of the key")
+    return found
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _meet(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    if one[0] is None or other[0] is None:
+        return False
+    return bool(one[0] <= other[1] and other[0] <= one[1])
+
+
+def _find(
+    files: Sequence[tuple[KeyedFile, pa.Table]], wanted: pa.Table
+) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64]]]:
+    every = pa.concat_tables([keys for _, keys in files])
+    places = pa.array(np.arange(every.num_rows, dtype=np.int64))
+    names = wanted.column_names
+    found = every.append_column("place", places).join(wanted, names, join_type="left semi")
+    at = np.sort(found["place"].to_numpy())
+    ends = np.cumsum([keys.num_rows for _, keys in files])
+    begins = np.concatenate([[0], ends[:-1]])
+    cuts = np.searchsorted(at, ends)
+    start = 0
+    for (file, _), begin, cut in zip(files, begins, cuts, strict=True):
+        if cut > start:
+            yield file, at[start:cut] - begin
+        start = int(cut)

@@ -1,0 +1,217 @@
+"""A table as Iceberg's own API has it: its files, and commits of files that are written already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyroaring import BitMap64
+
+from walflow.destinations.iceberg.columnar.keys import KeyedFile, NotInColumns
+from walflow.destinations.iceberg.columnar.vectors import Vector, read_vector
+from walflow.destinations.iceberg.locations import local_path
+
+__all__ = ["Delta", "IcebergTable", "TableFile", "TableFiles", "path_here"]
+
+_MOST_FILES = 2_000
+"""A table with more is left to Spark: to ask for them one by one takes too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A data file of a snapshot."""
+
+    file: KeyedFile
+    bytes: int
+    rows: int
+    vector: Vector | None
+    """Which of its rows are gone."""
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """The data files of a snapshot."""
+
+    snapshot: int | None
+    files: dict[str, TableFile]
+    """By location."""
+    _gone: dict[str, BitMap64] = field(default_factory=dict)
+
+    def gone(self, location: str) -> BitMap64:
+        """Which rows of the file are gone. Not to be changed."""
+        vector = self.files[location].vector
+        if vector is None:
+            return BitMap64()
+        if location not in self._gone:
+            self._gone[location] = read_vector(
+                path_here(vector.location), vector.offset, vector.size
+            )
+        return self._gone[location]
+
+    def after(self, delta: Delta, snapshot: int) -> None:
+        """These are the files of the snapshot that the delta has made."""
+        self.snapshot = snapshot
+        for added in delta.added:
+            self.files[added.file.location] = added
+        for location, vector in delta.vectors.items():
+            self.files[location] = replace(self.files[location], vector=vector)
+            self._gone[location] = delta.gone[location]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a round adds to a table's files."""
+
+    added: Sequence[TableFile]
+    gone: Mapping[str, BitMap64]
+    """By data file, all rows of it that are gone."""
+    vectors: Mapping[str, Vector]
+    """And where that is said."""
+
+
+class IcebergTable:
+    """As it was when it was loaded."""
+
+    def __init__(self, jvm: Any, table: Any) -> None:
+        self._iceberg = jvm.org.apache.iceberg
+        self._table = table
+        self._spec = table.spec()
+
+    @property
+    def snapshot(self) -> int | None:
+        current = self._table.currentSnapshot()
+        return None if current is None else int(current.snapshotId())
+
+    @property
+    def schema_id(self) -> int:
+        return int(self._table.schema().schemaId())
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The columns, as Iceberg's JSON has them."""
+        schema = json.loads(self._iceberg.SchemaParser.toJson(self._table.schema()))
+        fields: list[dict[str, Any]] = schema["fields"]
+        return fields
+
+    def property(self, name: str) -> str | None:
+        value: str | None = self._table.properties().get(name)
+        return value
+
+    def new_location(self, name: str) -> str:
+        """Where a new file of this name belongs."""
+        location: str = self._table.locationProvider().newDataLocation(name)
+        return location
+
+    def check_plain(self) -> None:
+        """NotInColumns if somebody wants its files to be in a certain order, or place."""
+        if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
+            raise NotInColumns("it is partitioned or sorted")
+
+    def files(self) -> TableFiles:
+        """NotInColumns if there are too many, or some that cannot be read here."""
+        current = self._table.currentSnapshot()
+        if current is None:
+            return TableFiles(None, {})
+        total = int(current.summary().get("total-data-files") or 0)
+        if total > _MOST_FILES:
+            raise NotInColumns(f"it has {total} files")
+        parser = self._iceberg.ScanTaskParser
+        found = {}
+        tasks = self._table.newScan().planFiles()
+        try:
+            each = tasks.iterator()
+            while each.hasNext():
+                file = _file(json.loads(parser.toJson(each.next())))
+                found[file.file.location] = file
+        finally:
+            tasks.close()
+        return TableFiles(int(current.snapshotId()), found)
+
+    def commit(self, delta: Delta, before: TableFiles, stamp: Mapping[str, str]) -> int | None:
+        """Commit what was written, on top of these files; returns the snapshot, or None if others
+        committed meanwhile. Iceberg refuses if that gets in the way."""
+        if not delta.added and not delta.vectors:
+            update = self._table.newAppend()
+        else:
+            update = self._row_delta(delta, before)
+        for name, value in stamp.items():
+            update.set(name, value)
+        update.commit()
+        current = self._table.currentSnapshot()
+        parent = current.parentId()
+        return int(current.snapshotId()) if parent == before.snapshot else None
+
+    def _row_delta(self, delta: Delta, before: TableFiles) -> Any:
+        update = self._table.newRowDelta()
+        for added in delta.added:
+            update.addRows(self._data_file(added))
+        for location, vector in delta.vectors.items():
+            update.addDeletes(self._delete_file(location, vector))
+            if (former := before.files[location].vector) is not None:
+                update.removeDeletes(self._delete_file(location, former))
+        if delta.vectors:
+            # As Spark's MERGE does it: whatever happened to these files since.
+            update.validateFromSnapshot(before.snapshot)
+            update.validateDataFilesExist(list(delta.vectors))
+            update.validateDeletedFiles()
+            update.conflictDetectionFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            update.validateNoConflictingDeleteFiles()
+            update.validateNoConflictingDataFiles()
+        return update
+
+    def _data_file(self, added: TableFile) -> Any:
+        location = added.file.location
+        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
+            self._table.io().newInputFile(location),
+            self._iceberg.MetricsConfig.forTable(self._table),
+        )
+        builder = self._iceberg.DataFiles.builder(self._spec)
+        builder.withPath(location).withFormat("parquet").withFileSizeInBytes(added.bytes)
+        return builder.withMetrics(metrics).build()
+
+    def _delete_file(self, location: str, vector: Vector) -> Any:
+        told = {
+            "spec-id": 0,
+            "content": "position-deletes",
+            "file-path": vector.location,
+            "file-format": "puffin",
+            "partition": [],
+            "file-size-in-bytes": vector.file_bytes,
+            "record-count": vector.count,
+            "referenced-data-file": location,
+            "content-offset": vector.offset,
+            "content-size-in-bytes": vector.size,
+        }
+        node = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(told))
+        return self._iceberg.ContentFileParser.fromJson(node, self._spec)
+
+
+def _file(task: Mapping[str, Any]) -> TableFile:
+    data = task["data-file"]
+    location: str = data["file-path"]
+    if data["file-format"].lower() != "parquet":
+        raise NotInColumns(f"{location} is not a Parquet file")
+    deletes = task.get("delete-files", [])
+    if len(deletes) > 1 or any(file["file-format"].lower() != "puffin" for file in deletes):
+        raise NotInColumns(f"rows of {location} are deleted in another way")
+    vector = None
+    for file in deletes:
+        vector = Vector(
+            file["file-path"],
+            file["file-size-in-bytes"],
+            file["content-offset"],
+            file["content-size-in-bytes"],
+            file["record-count"],
+        )
+    keyed = KeyedFile(location, path_here(location))
+    return TableFile(keyed, data["file-size-in-bytes"], data["record-count"], vector)
+
+
+def path_here(location: str) -> Path:
+    """NotInColumns if it is not a file of this machine."""
+    if (path := local_path(location)) is None:
+        raise NotInColumns(f"{location} is not a file of this machine")
+    return path

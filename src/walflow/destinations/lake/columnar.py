@@ -1,0 +1,148 @@
+"""Net changes in columns: Arrow reads the log's files and settles them in this process.
+
+A job of Spark's costs some tenths of a second, and a MERGE goes through rows; where each change
+tells the whole row, what a key comes to is just its last change, and that is found in columns for a
+tenth of the CPU. Whatever else can happen is left to Spark (see walflow.spark.net).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from walflow.destinations.base import TableChanges
+from walflow.destinations.lake.forms import StoredForm
+from walflow.model import ChangeType, Column
+from walflow.spark.identities import may_be_inexact
+
+__all__ = ["ColumnarChanges", "columnar_changes"]
+
+_MOST_ROWS = 4_000_000
+_MOST_BYTES = 512 << 20
+"""Of a round's files: more than this would need too much memory at once."""
+
+_ORIGIN = ("_change_type", "_lsn", "_timestamp")
+
+_COMPARABLE = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "binary")
+"""Types whose values are the same key exactly if they have the same bytes."""
+_INEXACT_COMPARABLE = ("date", "timestamp", "timestamp_ntz", "decimal")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarChanges:
+    """What changes come to: none of the rows with the keys is left, and the rows come."""
+
+    keys: pa.Table
+    """The key's columns, of every row that was touched; empty if nothing was there before."""
+    rows: pa.Table
+    """All columns of the source."""
+    origins: pa.Table
+    """``_change_type``, ``_lsn`` and ``_timestamp`` of the rows' last change."""
+
+
+def columnar_changes(changes: TableChanges, form: StoredForm) -> ColumnarChanges | None:
+    """None if they have to be settled by Spark."""
+    if not _are_plain(changes, form):
+        return None
+    files = [Path(file) for file in changes.files]
+    if sum(file.stat().st_size for file in files) > _MOST_BYTES:
+        return None
+    table = _in_order(_read(files, changes))
+    return _inserted(table, changes) if _only_inserts(changes) else _settled(table, changes)
+
+
+def _are_plain(changes: TableChanges, form: StoredForm) -> bool:
+    """Whether every change tells a whole row, or the key of one that is gone."""
+    stats = changes.stats
+    return (
+        bool(changes.schema.key)
+        and all(_is_comparable(column, form) for column in changes.schema.key_columns)
+        and bool(changes.files)
+        and not (changes.former or stats.truncates or stats.unchanged or stats.exact)
+        and stats.rows <= _MOST_ROWS
+    )
+
+
+def _is_comparable(column: Column, form: StoredForm) -> bool:
+    kind = column.spark_type.partition("(")[0]
+    if kind in _INEXACT_COMPARABLE:
+        # Two keys that the type cannot hold look the same.
+        return not (form.exact and may_be_inexact(column))
+    return kind in _COMPARABLE
+
+
+def _only_inserts(changes: TableChanges) -> bool:
+    return changes.stats.inserts == changes.stats.rows
+
+
+def _read(files: Sequence[Path], changes: TableChanges) -> pa.Table:
+    wanted = [*_ORIGIN, "_seq", *changes.schema.column_names]
+    if changes.stats.key_changes:
+        wanted.append("_old")
+    read = pa.concat_tables(
+        [_read_columns(file, wanted) for file in files], promote_options="permissive"
+    )
+    if changes.after:
+        read = read.filter(pc.greater_equal(read["_lsn"], int(changes.after)))
+    return read
+
+
+def _read_columns(file: Path, names: Sequence[str]) -> pa.Table:
+    """Columns that the file lacks are null."""
+    read = pq.ParquetFile(file).read(columns=list(names))
+    have = set(read.column_names)
+    columns = [read[name] if name in have else pa.nulls(read.num_rows) for name in names]
+    return pa.table(columns, names=list(names))
+
+
+def _in_order(changes: pa.Table) -> pa.Table:
+    """The log is written in order, file by file; that is cheap to make sure of."""
+    lsn, seq = changes["_lsn"].to_numpy(), changes["_seq"].to_numpy()
+    step, tie = np.diff(lsn), np.diff(seq)
+    if np.all((step > 0) | ((step == 0) & (tie > 0))):
+        return changes
+    return changes.take(np.lexsort((seq, lsn)))
+
+
+def _inserted(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
+    """The position proves that none of them is there yet."""
+    return _changes(table.slice(0, 0).select(list(changes.schema.key)), table, changes)
+
+
+def _settled(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
+    """A key's last change is what it comes to."""
+    key = list(changes.schema.key)
+    # A change of key happens at both keys, at the one that the row leaves a moment before.
+    moments = pa.array(np.arange(table.num_rows, dtype=np.int64) * 2 + 1)
+    # By numbers: a column of the source may have any name.
+    fields = [str(number) for number in range(len(key))]
+    happened = pa.table([*table.select(key).columns, moments], names=[*fields, "moment"])
+    if changes.stats.key_changes:
+        left = _departures(table, moments, key)
+        happened = pa.concat_tables([happened, left.rename_columns(happened.column_names)])
+    last = happened.group_by(fields).aggregate([("moment", "max")])
+    moment = np.sort(last["moment_max"].to_numpy())
+    arrived = table.take((moment // 2)[moment % 2 == 1])
+    stays = pc.not_equal(arrived["_change_type"], ChangeType.DELETE.value)
+    return _changes(last.select(fields).rename_columns(key), arrived.filter(stays), changes)
+
+
+def _departures(table: pa.Table, moments: pa.Array, key: Sequence[str]) -> pa.Table:
+    """The keys that rows left for another one, or for the same."""
+    updated = pc.equal(table["_change_type"], ChangeType.UPDATE.value)
+    moved = pc.and_(updated, pc.is_valid(table["_old"])).combine_chunks()
+    old = table["_old"].combine_chunks().filter(moved)
+    columns = [pc.struct_field(old, name).cast(table.schema.field(name).type) for name in key]
+    left = pc.subtract(moments.filter(moved), 1)
+    return pa.table([*columns, left], names=[*key, "_moment"])
+
+
+def _changes(keys: pa.Table, rows: pa.Table, changes: TableChanges) -> ColumnarChanges:
+    named = rows.select(list(changes.schema.column_names))
+    return ColumnarChanges(keys, named, rows.select(list(_ORIGIN)))
