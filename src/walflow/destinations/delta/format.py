@@ -31,6 +31,7 @@ from walflow.destinations.delta.tables import (
 from walflow.destinations.lake.format import (
     ColumnarMerge,
     ColumnChanges,
+    Compacted,
     Compaction,
     Constant,
     Stored,
@@ -177,8 +178,11 @@ class DeltaFormat:
         found = {name: upkeep.version_at(self._folder(name), at) for name, at in positions.items()}
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
-        return upkeep.compact(spark, self._folder(name), policy)
+    def compact(
+        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
+    ) -> Compacted:
+        done = upkeep.compact(spark, self._folder(name), policy)
+        return Compacted.UNSTAMPED if done else Compacted.NOTHING
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
-from walflow.destinations.iceberg.columnar import ColumnarTables
+from walflow.destinations.iceberg.columnar import ColumnarTables, NotInColumns
 from walflow.destinations.iceberg.maintenance import (
     compact,
     expire,
@@ -46,6 +46,7 @@ from walflow.destinations.iceberg.views import (
 from walflow.destinations.lake.format import (
     ColumnarMerge,
     ColumnChanges,
+    Compacted,
     Compaction,
     Constant,
     RowPlaces,
@@ -196,8 +197,17 @@ class IcebergFormat:
         }
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
-        return compact(spark, name, policy)
+    def compact(
+        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
+    ) -> Compacted:
+        if (bridge := self._bridge(spark)) is not None:
+            try:
+                done = self._columnar.compact(bridge.open(name), name, policy, stamp)
+            except NotInColumns:
+                pass
+            else:
+                return Compacted.STAMPED if done else Compacted.NOTHING
+        return Compacted.UNSTAMPED if compact(spark, name, policy) else Compacted.NOTHING
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

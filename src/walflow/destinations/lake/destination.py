@@ -321,11 +321,12 @@ class LakeDestination:
                 return
             parts = Parts.of(table.name, stored)
             names = (table.name,) if parts is None else (parts.base, parts.changes)
-            with self._format.stamped(spark, Stamp(self._owner, stored.position)):
+            stamp = Stamp(self._owner, stored.position)
+            with self._format.stamped(spark, stamp):
                 for name in names:
                     is_base = parts is not None and name == parts.base
                     needed = partial(self._pictures.needed, spark, table.name, base=is_base)
-                    look_after(spark, self._format, name, self._upkeep, due, needed)
+                    look_after(spark, self._format, name, self._upkeep, due, needed, stamp)
 
     def record_progress(self, picture: Picture) -> bool:
         """See KeepsProgress."""

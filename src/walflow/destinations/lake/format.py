@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColumnarMerge",
+    "Compacted",
     "Compaction",
     "Constant",
     "LakeFormat",
@@ -73,6 +75,15 @@ class Compaction:
     small_files: int
     """From this many files on that are much smaller than the target."""
     target_bytes: int
+
+
+class Compacted(Enum):
+    """What came of it."""
+
+    NOTHING = auto()
+    STAMPED = auto()
+    UNSTAMPED = auto()
+    """There are commits, and the newest one does not say how far the table is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +243,11 @@ class LakeFormat(Protocol):
         """Of each table the first version that has the newest position up to this one, if it can
         still be read. Must be quick: it is asked about once a second."""
 
-    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
+    def compact(
+        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
+    ) -> Compacted:
         """Rewrite small files, and those of which much is deleted, if there are enough of them to
-        pay, and what lists the files. Does a limited amount of work: what is left is due again.
-        Whether anything was committed."""
+        pay, and what lists the files. Does a limited amount of work: what is left is due again."""
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

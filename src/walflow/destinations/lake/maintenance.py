@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from walflow.config import MaintenanceSettings
-from walflow.destinations.lake.format import Compaction, LakeFormat, Version
+from walflow.destinations.lake.format import Compacted, Compaction, LakeFormat, Version
 from walflow.destinations.lake.keeping import kept_over_time
+from walflow.destinations.lake.owner import Stamp
 from walflow.failpoints import failpoint
 from walflow.model import TableName
 
@@ -127,13 +128,16 @@ def look_after(
     upkeep: Upkeep,
     due: Due,
     needed: Callable[[], Collection[int]],
+    stamp: Stamp,
 ) -> None:
     """Do what is due. The session stamps what it commits; ``needed`` says which versions
     others need."""
-    if due.compact and format.compact(spark, name, upkeep.compaction):
-        failpoint("maintain.compacted", name)
-        # What rewrites files does not say how far the table is.
-        format.touch(spark, name)
+    if due.compact:
+        done = format.compact(spark, name, upkeep.compaction, stamp)
+        if done is not Compacted.NOTHING:
+            failpoint("maintain.compacted", name)
+        if done is Compacted.UNSTAMPED:
+            format.touch(spark, name)
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
     if len(versions) > upkeep.keep_versions:

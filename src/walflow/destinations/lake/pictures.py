@@ -19,7 +19,7 @@ from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
 from walflow.destinations.lake.freshness import Parts, base_of, changes_of
 from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
-from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, check_owner
+from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.names import literal
 
@@ -182,7 +182,8 @@ class Pictures:
             f" WHERE kept_until <= {_moment(time.time())}"
         )
         due = Due(compact=True, remove_orphans=False)
-        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: ())
+        stamp = Stamp(self._owner, Lsn(0))
+        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: (), stamp)
 
     # Reading.
 

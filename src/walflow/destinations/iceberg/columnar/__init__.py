@@ -1,10 +1,11 @@
-"""Rounds that Arrow writes in this process: data and deletion vectors here, the commit by Iceberg.
+"""Rounds and compactions that Arrow writes in this process; Iceberg itself only commits them.
 
 The way of a round: net changes in columns (lake.columnar), the places of the rows with their keys
-(``keys``), new rows as Parquet (``rows``) and former ones as deletion vectors (``vectors``), one
-commit of both (``merging``).
+(``keys``), new rows as Parquet and former ones as deletion vectors (``writing``, ``vectors``), one
+commit of both (``table``). ``tables`` remembers what it has left, so that nothing is asked twice.
 """
 
-from walflow.destinations.iceberg.columnar.merging import ColumnarTables
+from walflow.destinations.iceberg.columnar.schemas import NotInColumns
+from walflow.destinations.iceberg.columnar.tables import ColumnarTables
 
-__all__ = ["ColumnarTables"]
+__all__ = ["ColumnarTables", "NotInColumns"]

@@ -15,17 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-__all__ = ["KeyColumn", "KeyedFile", "Keys", "NotInColumns"]
+from walflow.destinations.iceberg.columnar.reading import file_columns
+from walflow.destinations.iceberg.columnar.schemas import NotInColumns
+
+__all__ = ["KeyColumn", "KeyedFile", "Keys"]
 
 _MOST_BYTES = 256 << 20
 """What is kept in memory of all tables together."""
 _AT_ONCE = 4_000_000
 """So many rows are looked through at once."""
-_FIELD_ID = b"PARQUET:field_id"
-
-
-class NotInColumns(Exception):
-    """This cannot be done here; Spark can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +137,15 @@ class Keys:
 
 def _read(path: Path, columns: Sequence[KeyColumn]) -> _Read:
     with pq.ParquetFile(path, memory_map=True) as file:
-        by_id, by_name = _columns(file.schema_arrow)
-        names = [_name(column, by_id, by_name, path) for column in columns]
-        read = file.read(columns=names)
-    arrays = [
-        read[name].cast(column.type).combine_chunks()
-        for name, column in zip(names, columns, strict=True)
-    ]
+        names = {column.id: column.names for column in columns}
+        called = file_columns(file.schema_arrow, names, names)
+        if len(called) < len(columns):
+            # It was added later, and all its rows have the same value in it.
+            raise NotInColumns(f"{path} lacks a column of the key")
+        read = file.read(columns=list(called.values()))
+    arrays = [read[called[column.id]].cast(column.type).combine_chunks() for column in columns]
     keys = pa.table(arrays, names=[str(number) for number in range(len(columns))])
     return _Read(keys, _bounds(keys.column(0)))
-
-
-def _columns(schema: pa.Schema) -> tuple[dict[int, str], set[str]]:
-    ids = {}
-    for field in schema:
-        if field.metadata is not None and _FIELD_ID in field.metadata:
-            ids[int(field.metadata[_FIELD_ID])] = field.name
-    return ids, set(schema.names)
-
-
-def _name(column: KeyColumn, by_id: dict[int, str], by_name: set[str], path: Path) -> str:
-    if by_id:
-        found = by_id.get(column.id)
-    else:
-        found = next((name for name in column.names if name in by_name), None)
-    if found is None:
-        # It was added later, and all its rows have the same value in it.
-        raise NotInColumns(f"{path} lacks a column of the key")
-    return found
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:

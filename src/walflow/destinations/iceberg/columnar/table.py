@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyroaring import BitMap64
 
-from walflow.destinations.iceberg.columnar.keys import KeyedFile, NotInColumns
+from walflow.destinations.iceberg.columnar.keys import KeyedFile
+from walflow.destinations.iceberg.columnar.schemas import NotInColumns
 from walflow.destinations.iceberg.columnar.vectors import Vector, read_vector
 from walflow.destinations.iceberg.locations import local_path
 
-__all__ = ["Delta", "IcebergTable", "TableFile", "TableFiles", "path_here"]
+__all__ = ["Delta", "IcebergTable", "Snapshot", "TableFile", "TableFiles", "path_here"]
 
 _MOST_FILES = 2_000
 """A table with more is left to Spark: to ask for them one by one takes too long."""
@@ -27,8 +28,24 @@ class TableFile:
     file: KeyedFile
     bytes: int
     rows: int
-    vector: Vector | None
+    vector: Vector | None = None
     """Which of its rows are gone."""
+    first_row_id: int | None = None
+    sequence_number: int | None = None
+    """What Iceberg tells rows by that never were in another file."""
+
+    @property
+    def gone(self) -> int:
+        """How many of its rows are."""
+        return 0 if self.vector is None else self.vector.count
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    id: int
+    sequence_number: int
+    first_row_id: int | None
+    """Of the first row that came with it."""
 
 
 @dataclass(slots=True)
@@ -51,11 +68,18 @@ class TableFiles:
             )
         return self._gone[location]
 
-    def after(self, delta: Delta, snapshot: int) -> None:
+    def after(self, delta: Delta, snapshot: Snapshot) -> None:
         """These are the files of the snapshot that the delta has made."""
-        self.snapshot = snapshot
-        for added in delta.added:
-            self.files[added.file.location] = added
+        self.snapshot = snapshot.id
+        for location in delta.removed:
+            del self.files[location]
+            self._gone.pop(location, None)
+        if (added := delta.added) is not None:
+            self.files[added.file.location] = replace(
+                added,
+                first_row_id=snapshot.first_row_id,
+                sequence_number=snapshot.sequence_number,
+            )
         for location, vector in delta.vectors.items():
             self.files[location] = replace(self.files[location], vector=vector)
             self._gone[location] = delta.gone[location]
@@ -63,13 +87,15 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a round adds to a table's files."""
+    """How a commit changes a table's files."""
 
-    added: Sequence[TableFile]
-    gone: Mapping[str, BitMap64]
+    added: TableFile | None = None
+    gone: Mapping[str, BitMap64] = field(default_factory=dict)
     """By data file, all rows of it that are gone."""
-    vectors: Mapping[str, Vector]
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
     """And where that is said."""
+    removed: Collection[str] = ()
+    """The data files that the one which is added stands for, and nothing else is changed then."""
 
 
 class IcebergTable:
@@ -124,16 +150,19 @@ class IcebergTable:
         try:
             each = tasks.iterator()
             while each.hasNext():
-                file = _file(json.loads(parser.toJson(each.next())))
+                task = each.next()
+                file = _file(json.loads(parser.toJson(task)), task.file().dataSequenceNumber())
                 found[file.file.location] = file
         finally:
             tasks.close()
         return TableFiles(int(current.snapshotId()), found)
 
-    def commit(self, delta: Delta, before: TableFiles, stamp: Mapping[str, str]) -> int | None:
+    def commit(self, delta: Delta, before: TableFiles, stamp: Mapping[str, str]) -> Snapshot | None:
         """Commit what was written, on top of these files; returns the snapshot, or None if others
         committed meanwhile. Iceberg refuses if that gets in the way."""
-        if not delta.added and not delta.vectors:
+        if delta.removed:
+            update = self._rewrite(delta, before)
+        elif delta.added is None and not delta.vectors:
             update = self._table.newAppend()
         else:
             update = self._row_delta(delta, before)
@@ -141,13 +170,14 @@ class IcebergTable:
             update.set(name, value)
         update.commit()
         current = self._table.currentSnapshot()
-        parent = current.parentId()
-        return int(current.snapshotId()) if parent == before.snapshot else None
+        if current.parentId() != before.snapshot:
+            return None
+        return Snapshot(current.snapshotId(), current.sequenceNumber(), current.firstRowId())
 
     def _row_delta(self, delta: Delta, before: TableFiles) -> Any:
         update = self._table.newRowDelta()
-        for added in delta.added:
-            update.addRows(self._data_file(added))
+        if delta.added is not None:
+            update.addRows(self._data_file(delta.added))
         for location, vector in delta.vectors.items():
             update.addDeletes(self._delete_file(location, vector))
             if (former := before.files[location].vector) is not None:
@@ -162,15 +192,27 @@ class IcebergTable:
             update.validateNoConflictingDataFiles()
         return update
 
+    def _rewrite(self, delta: Delta, before: TableFiles) -> Any:
+        update = self._table.newRewrite().validateFromSnapshot(before.snapshot)
+        for location in delta.removed:
+            former = before.files[location]
+            update.deleteFile(self._known_file(former).build())
+            if former.vector is not None:
+                update.deleteFile(self._delete_file(location, former.vector))
+        if delta.added is not None:
+            update.addFile(self._data_file(delta.added))
+        return update
+
     def _data_file(self, added: TableFile) -> Any:
-        location = added.file.location
-        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
-            self._table.io().newInputFile(location),
-            self._iceberg.MetricsConfig.forTable(self._table),
-        )
+        file = self._table.io().newInputFile(added.file.location)
+        wanted = self._iceberg.MetricsConfig.forTable(self._table)
+        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(file, wanted)
+        return self._known_file(added).withMetrics(metrics).build()
+
+    def _known_file(self, file: TableFile) -> Any:
         builder = self._iceberg.DataFiles.builder(self._spec)
-        builder.withPath(location).withFormat("parquet").withFileSizeInBytes(added.bytes)
-        return builder.withMetrics(metrics).build()
+        builder.withPath(file.file.location).withFormat("parquet")
+        return builder.withFileSizeInBytes(file.bytes).withRecordCount(file.rows)
 
     def _delete_file(self, location: str, vector: Vector) -> Any:
         told = {
@@ -189,7 +231,7 @@ class IcebergTable:
         return self._iceberg.ContentFileParser.fromJson(node, self._spec)
 
 
-def _file(task: Mapping[str, Any]) -> TableFile:
+def _file(task: Mapping[str, Any], sequence_number: int | None) -> TableFile:
     data = task["data-file"]
     location: str = data["file-path"]
     if data["file-format"].lower() != "parquet":
@@ -207,7 +249,14 @@ def _file(task: Mapping[str, Any]) -> TableFile:
             file["record-count"],
         )
     keyed = KeyedFile(location, path_here(location))
-    return TableFile(keyed, data["file-size-in-bytes"], data["record-count"], vector)
+    return TableFile(
+        keyed,
+        data["file-size-in-bytes"],
+        data["record-count"],
+        vector,
+        data.get("first-row-id"),
+        sequence_number,
+    )
 
 
 def path_here(location: str) -> Path:

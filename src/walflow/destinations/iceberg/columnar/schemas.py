@@ -1,21 +1,16 @@
-"""Rows as Iceberg has them in Parquet: each column with its id."""
+"""A table's columns as Arrow has them: each with its id, as Iceberg wants it in Parquet."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from walflow.destinations.iceberg.columnar.keys import NotInColumns
+__all__ = ["FIELD_ID", "Field", "NotInColumns", "arrow_schema", "arrow_type"]
 
-__all__ = ["arrow_schema", "arrow_type", "write_rows"]
-
-_GROUP_ROWS = 250_000
-"""So that several can read a large file at once."""
+FIELD_ID = b"PARQUET:field_id"
 
 _PRIMITIVES: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -36,13 +31,17 @@ Field = Mapping[str, Any]
 """Of a schema, in Iceberg's JSON."""
 
 
+class NotInColumns(Exception):
+    """This cannot be done here; Spark can."""
+
+
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     """NotInColumns if there is a type that is not known here."""
     return pa.schema([_field(field["name"], field["id"], field["type"]) for field in fields])
 
 
 def _field(name: str, id: int, type: Any, *, nullable: bool = True) -> pa.Field:
-    return pa.field(name, arrow_type(type), nullable, {b"PARQUET:field_id": str(id).encode()})
+    return pa.field(name, arrow_type(type), nullable, {FIELD_ID: str(id).encode()})
 
 
 def arrow_type(type: Any) -> pa.DataType:
@@ -59,18 +58,3 @@ def arrow_type(type: Any) -> pa.DataType:
             _field("value", type["value-id"], type["value"]),
         )
     raise NotInColumns(f"columns of type {type}")
-
-
-def write_rows(path: Path, rows: pa.Table) -> int:
-    """Write a new file; returns its length."""
-    pq.write_table(
-        rows,
-        path,
-        row_group_size=_GROUP_ROWS,
-        # As the files of a copy (see decision 0003).
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        store_schema=False,
-    )
-    return path.stat().st_size

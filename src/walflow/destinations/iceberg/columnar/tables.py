@@ -1,11 +1,10 @@
-"""Net changes in columns become a commit: rows, and the deletion of those that were there."""
+"""Tables whose rounds and compactions are written in this process, each by one commit."""
 
 from __future__ import annotations
 
 import json
 import threading
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +12,15 @@ import pyarrow as pa
 import structlog
 from pyroaring import BitMap64
 
-from walflow.destinations.iceberg.columnar.keys import KeyColumn, KeyedFile, Keys, NotInColumns
-from walflow.destinations.iceberg.columnar.rows import arrow_schema, arrow_type, write_rows
-from walflow.destinations.iceberg.columnar.table import (
-    Delta,
-    IcebergTable,
-    TableFile,
-    TableFiles,
-    path_here,
-)
-from walflow.destinations.iceberg.columnar.vectors import write_vectors
+from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite, live_rows
+from walflow.destinations.iceberg.columnar.keys import KeyColumn, Keys
+from walflow.destinations.iceberg.columnar.reading import NameMapping
+from walflow.destinations.iceberg.columnar.schemas import NotInColumns, arrow_schema, arrow_type
+from walflow.destinations.iceberg.columnar.table import Delta, IcebergTable, TableFiles
+from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
 from walflow.destinations.iceberg.tables import NAME_MAPPING
 from walflow.destinations.lake.columnar import ColumnarChanges
+from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.owner import Stamp
 from walflow.model import TableName
@@ -33,6 +29,9 @@ __all__ = ["ColumnarTables"]
 
 _logger = structlog.get_logger(__name__)
 
+_MOST_COMPACTED_BYTES = 64 << 20
+"""A larger file would hold the table's changes up for too long here."""
+
 
 @dataclass(slots=True)
 class _Known:
@@ -40,7 +39,7 @@ class _Known:
 
     schema_id: int
     fields: list[dict[str, Any]]
-    mapping: Mapping[int, tuple[str, ...]]
+    names: NameMapping
     files: TableFiles
 
 
@@ -63,19 +62,45 @@ class ColumnarTables:
         table = open_table(form.name)
         try:
             known = self._know(table, form.name)
-            delta = self._write(table, known, form, changes)
+            rows = _stored_rows(known, form, changes)
+            gone = self._gone(known, form, changes.keys)
+            added = new_rows(table, rows) if rows.num_rows else None
+            delta = Delta(added, gone, new_vectors(table, gone))
         except NotInColumns as reason:
             _logger.debug("left to Spark", table=str(form.name), reason=str(reason))
             return False
+        self._commit(form.name, table, known, delta, stamp)
+        return True
+
+    def compact(
+        self, table: IcebergTable, name: TableName, policy: Compaction, stamp: Stamp
+    ) -> bool:
+        """Rewrite some of its files as one, if it pays, in a commit with the stamp; whether it did.
+        NotInColumns if Spark has to."""
+        known = self._know(table, name)
+        taken = files_to_rewrite(known.files.files.values(), policy)
+        if not taken:
+            return False
+        if sum(file.bytes for file in taken) > _MOST_COMPACTED_BYTES:
+            raise NotInColumns("a large file is to be rewritten")
+        rows = live_rows(known.files, taken, known.fields, known.names)
+        added = new_rows(table, rows) if rows.num_rows else None
+        removed = [file.file.location for file in taken]
+        self._commit(name, table, known, Delta(added, removed=removed), stamp)
+        self._keys.forget(removed)
+        return True
+
+    def _commit(
+        self, name: TableName, table: IcebergTable, known: _Known, delta: Delta, stamp: Stamp
+    ) -> None:
         with self._lock:
-            # What happens if the commit fails, or nobody knows, is asked anew.
-            self._known.pop(form.name, None)
+            # Unless it is known to have happened, the table is asked anew.
+            self._known.pop(name, None)
         snapshot = table.commit(delta, known.files, stamp.properties)
         if snapshot is not None:
             known.files.after(delta, snapshot)
             with self._lock:
-                self._known[form.name] = known
-        return True
+                self._known[name] = known
 
     def _know(self, table: IcebergTable, name: TableName) -> _Known:
         schema_id, snapshot = table.schema_id, table.snapshot
@@ -94,32 +119,13 @@ class ColumnarTables:
             self._known[name] = known
         return known
 
-    def _write(
-        self, table: IcebergTable, known: _Known, form: StoredForm, changes: ColumnarChanges
-    ) -> Delta:
-        rows = _stored_rows(known, form, changes)
-        gone = self._gone(known, form, changes.keys)
-        name = str(uuid.uuid4())
-        added = []
-        if rows.num_rows:
-            location = table.new_location(f"{name}.parquet")
-            path = path_here(location)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            length = write_rows(path, rows)
-            added.append(TableFile(KeyedFile(location, path), length, rows.num_rows, None))
-        vectors = {}
-        if gone:
-            location = table.new_location(f"{name}-deletes.puffin")
-            vectors = write_vectors(path_here(location), location, gone)
-        return Delta(added, gone, vectors)
-
     def _gone(self, known: _Known, form: StoredForm, keys: pa.Table) -> dict[str, BitMap64]:
         """By data file, all rows that are gone with the keys, where they are more than before."""
         by_name = {field["name"]: field for field in known.fields}
         columns = tuple(
             KeyColumn(
                 by_name[name]["id"],
-                known.mapping.get(by_name[name]["id"], ()),
+                known.names.get(by_name[name]["id"], ()),
                 arrow_type(by_name[name]["type"]),
             )
             for name in form.schema.key
