@@ -86,7 +86,7 @@ class Bridge:
 
     def open(self, name: TableName) -> IcebergTable:
         """The table, which is there, as it is now."""
-        return IcebergTable(self._jvm, self._catalog.loadTable(self._identifier(name)))
+        return IcebergTable(self._gateway, self._catalog.loadTable(self._identifier(name)))
 
     def adopt(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +23,8 @@ from walflow.spark.identities import may_be_inexact
 __all__ = ["ColumnarChanges", "columnar_changes"]
 
 _MOST_ROWS = 4_000_000
-_MOST_BYTES = 512 << 20
-"""Of a round's files: more than this would need too much memory at once."""
+_MOST_BYTES = 1 << 30
+"""Of a round in memory; what is larger is left to Spark, which can put it on disk."""
 
 _ORIGIN = ("_change_type", "_lsn", "_timestamp")
 
@@ -50,8 +49,8 @@ def columnar_changes(changes: TableChanges, form: StoredForm) -> ColumnarChanges
     """None if they have to be settled by Spark."""
     if not _are_plain(changes, form):
         return None
-    files = [Path(file) for file in changes.files]
-    if sum(file.stat().st_size for file in files) > _MOST_BYTES:
+    files = [pq.ParquetFile(file) for file in changes.files]
+    if sum(map(_bytes, files)) > _MOST_BYTES:
         return None
     table = _in_order(_read(files, changes))
     return _inserted(table, changes) if _only_inserts(changes) else _settled(table, changes)
@@ -81,7 +80,13 @@ def _only_inserts(changes: TableChanges) -> bool:
     return changes.stats.inserts == changes.stats.rows
 
 
-def _read(files: Sequence[Path], changes: TableChanges) -> pa.Table:
+def _bytes(file: pq.ParquetFile) -> int:
+    """About how much it needs in memory."""
+    groups = range(file.metadata.num_row_groups)
+    return sum(file.metadata.row_group(number).total_byte_size for number in groups)
+
+
+def _read(files: Sequence[pq.ParquetFile], changes: TableChanges) -> pa.Table:
     wanted = [*_ORIGIN, "_seq", *changes.schema.column_names]
     if changes.stats.key_changes:
         wanted.append("_old")
@@ -93,9 +98,10 @@ def _read(files: Sequence[Path], changes: TableChanges) -> pa.Table:
     return read
 
 
-def _read_columns(file: Path, names: Sequence[str]) -> pa.Table:
+def _read_columns(file: pq.ParquetFile, names: Sequence[str]) -> pa.Table:
     """Columns that the file lacks are null."""
-    read = pq.ParquetFile(file).read(columns=list(names))
+    with file:
+        read = file.read(columns=list(names))
     have = set(read.column_names)
     columns = [read[name] if name in have else pa.nulls(read.num_rows) for name in names]
     return pa.table(columns, names=list(names))

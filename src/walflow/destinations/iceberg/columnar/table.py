@@ -97,12 +97,21 @@ class Delta:
     removed: Collection[str] = ()
     """The data files that the one which is added stands for, and nothing else is changed then."""
 
+    def discard(self) -> None:
+        """Remove the files that were written for it."""
+        written = {path_here(vector.location) for vector in self.vectors.values()}
+        if self.added is not None:
+            written.add(self.added.file.path)
+        for path in written:
+            path.unlink(missing_ok=True)
+
 
 class IcebergTable:
     """As it was when it was loaded."""
 
-    def __init__(self, jvm: Any, table: Any) -> None:
-        self._iceberg = jvm.org.apache.iceberg
+    def __init__(self, gateway: Any, table: Any) -> None:
+        self._gateway = gateway
+        self._iceberg = gateway.jvm.org.apache.iceberg
         self._table = table
         self._spec = table.spec()
 
@@ -168,11 +177,25 @@ class IcebergTable:
             update = self._row_delta(delta, before)
         for name, value in stamp.items():
             update.set(name, value)
-        update.commit()
+        try:
+            update.commit()
+        except Exception as error:
+            if self._has_certainly_failed(error):
+                delta.discard()
+            raise
         current = self._table.currentSnapshot()
         if current.parentId() != before.snapshot:
             return None
         return Snapshot(current.snapshotId(), current.sequenceNumber(), current.firstRowId())
+
+    def _has_certainly_failed(self, error: Exception) -> bool:
+        """Whether Iceberg knows that nothing was committed."""
+        from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        return isinstance(error, Py4JJavaError) and is_instance_of(
+            self._gateway, error.java_exception, "org.apache.iceberg.exceptions.CleanableFailure"
+        )
 
     def _row_delta(self, delta: Delta, before: TableFiles) -> Any:
         update = self._table.newRowDelta()

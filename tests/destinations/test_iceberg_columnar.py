@@ -1,0 +1,397 @@
+"""Rounds and compactions of Iceberg tables that are written in columns, without Spark."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.destinations.conftest import OWNER
+from tests.destinations.pairs import FOREVER, KEYED, Pair
+from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
+from walflow.destinations.iceberg.columnar.table import IcebergTable
+from walflow.destinations.iceberg.columnar.tables import ColumnarTables
+from walflow.destinations.lake.format import Compacted, Compaction
+from walflow.destinations.lake.owner import Stamp
+from walflow.errors import DestinationError
+from walflow.model import Column, Lsn, PgType, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+TABLE = "lake.public.t"
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each round that was tried in columns, whether it went so."""
+    taken: list[bool] = []
+    merge = ColumnarTables.merge
+
+    def noted(*given: Any) -> bool:
+        taken.append(merge(*given))
+        return taken[-1]
+
+    monkeypatch.setattr(ColumnarTables, "merge", noted)
+    return taken
+
+
+def noon(number: int) -> datetime.datetime:
+    return datetime.datetime(2026, 11, 16, 12, 0, 0, number, datetime.UTC)
+
+
+# What tells rows apart, and the value for a number.
+KEYS: dict[str, tuple[dict[str, str], Callable[[int], Row]]] = {
+    "bigint": ({"id": "bigint"}, lambda n: {"id": n - 5}),
+    "smallint": ({"id": "smallint"}, lambda n: {"id": n}),
+    "text": ({"id": "string"}, lambda n: {"id": f"\u2603 {n}" if n else ""}),
+    "binary": ({"id": "binary"}, lambda n: {"id": bytes([n, 0, n])}),
+    "timestamp": ({"at": "timestamp"}, lambda n: {"at": noon(n)}),
+    "numeric": ({"id": "decimal(38,10)"}, lambda n: {"id": Decimal(f"{n / 8:.10f}")}),
+    "several": (
+        {"a.b": "string", "_kind": "int", "day": "date", "ok": "boolean"},
+        lambda n: {
+            "a.b": str(n % 3),
+            "_kind": n % 5,
+            "day": datetime.date(2026, 1, 1 + n % 7),
+            "ok": bool(n % 2),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_rounds_at_random(spark: SparkSession, tmp_path: Path, kind: str, ways: list[bool]) -> None:
+    columns, key_of = KEYS[kind]
+    schema = make_schema({"v": "string", **columns, "moment": "bigint"}, list(columns))
+    pair, chance = Pair(spark, tmp_path, schema), random.Random(kind)
+    source = pair.source
+    with source.transaction():
+        for number in range(0, 60, 2):
+            source.insert(**key_of(number), v="copied", moment=number)
+    pair.copy()
+    for round in range(6):
+        if round == 3:
+            # What another process has deleted is in files.
+            pair.destination.shutdown()
+            pair.destination = pair.another_destination()
+        for _ in range(chance.randrange(1, 6)):
+            with source.transaction():
+                for _ in range(chance.randrange(1, 15)):
+                    at_random(pair, chance, key_of(chance.randrange(60)), key_of)
+        pair.round(pieces=chance.randrange(1, 4))
+    assert ways == [True] * 6
+    pair.destination.shutdown()
+
+
+def at_random(pair: Pair, chance: random.Random, key: Row, key_of: Callable[[int], Row]) -> None:
+    """Insert, change, move or delete the row with the key."""
+    source, value = pair.source, str(chance.random())
+    there = [row for row in source.rows if all(row[name] == key[name] for name in key)]
+    if not there:
+        source.insert(**key, v=value, moment=chance.randrange(100))
+    elif chance.random() < 0.3:
+        source.delete(there[0])
+    elif chance.random() < 0.3:
+        new = key_of(chance.randrange(60))
+        if not any(all(row[name] == new[name] for name in new) for row in source.rows):
+            source.update(there[0], **new, v=value)
+    else:
+        source.update(there[0], v=value)
+
+
+def test_every_type(spark: SparkSession, tmp_path: Path, ways: list[bool]) -> None:
+    pair = Pair(spark, tmp_path, ALL_TYPES)
+    every = one_of_each(tmp_path)
+    pair.copy()
+    with pair.source.transaction():
+        for row in every.rows:
+            pair.source.insert(**row)
+    pair.round()
+    with pair.source.transaction():
+        pair.source.update(pair.source.find(id=2), **{**every.rows[0], "id": 2})
+        nothing: Row = dict.fromkeys(ALL_TYPES.column_names)
+        pair.source.update(pair.source.find(id=1), **{**nothing, "id": 9})
+    pair.round()
+    assert ways == [True, True]
+    pair.destination.shutdown()
+
+
+def test_a_round_that_comes_to_nothing(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    pair = Pair(spark, tmp_path, KEYED)
+    pair.copy()
+    with pair.source.transaction():
+        pair.source.insert(id=1)
+        pair.source.delete(pair.source.find(id=1))
+    events = pair.round()
+    assert pair.positions()[-1] == pair.source.position
+    pair.another_destination().write_events(events)
+    assert len(pair.positions()) == 2
+    assert ways == [True]
+    pair.destination.shutdown()
+
+
+def test_columns_that_changed_since_the_copy(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    """The copy's files have no ids, and their columns the names of then."""
+    pair = Pair(spark, tmp_path, make_schema({"id": "int", "a": "string", "n": "int"}, ["id"]))
+    with pair.source.transaction():
+        for number in range(20):
+            pair.source.insert(id=number, a=str(number), n=number)
+    pair.copy()
+    columns = (
+        Column("a", PgType("bigint", 20, 20), "bigint", nullable=False, position=1),
+        Column("id", PgType("text", 25, 25), "string", position=2),
+        Column("more", PgType("text", 25, 25), "string", position=4),
+    )
+    after = TableSchema(1, pair.source.schema.name, columns, ("a",), version=Lsn(5))
+    pair.destination.change_table(pair.source.change_form(after, {"more": "default"}))
+    pair.check()
+    with pair.source.transaction():
+        pair.source.update(pair.source.find(a=3), more="x")
+        pair.source.delete(pair.source.find(a=4))
+        pair.source.insert(a=1 << 40, id="3")
+    pair.round()
+    assert ways == [True]
+    compact(pair, small_files=2)
+    pair.check()
+    pair.destination.shutdown()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"ALTER TABLE {TABLE} ADD PARTITION FIELD bucket(2, id)",
+        f"ALTER TABLE {TABLE} WRITE ORDERED BY id",
+        f"ALTER TABLE {TABLE} ADD COLUMN mine string",
+    ],
+)
+def test_tables_that_somebody_wants_otherwise_are_left_to_spark(
+    spark: SparkSession, tmp_path: Path, ways: list[bool], statement: str
+) -> None:
+    pair = copied(spark, tmp_path)
+    pair.session.sql(statement)
+    change(pair, 2)
+    pair.round()
+    assert ways == [False]
+    pair.destination.shutdown()
+
+
+def test_what_columns_cannot_tell_is_left_to_spark(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    schema = make_schema({"id": "bigint", "t": "string", "at": "timestamp"}, ["id"])
+    pair = Pair(spark, tmp_path, schema)
+    with pair.source.transaction():
+        for number in range(5):
+            pair.source.insert(id=number, t="long", at=noon(number))
+    pair.copy()
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: pair.source.update(pair.source.find(id=1), unsent=["t"], at=noon(7)),
+        lambda: pair.source.update(pair.source.find(id=2), at=FOREVER),
+        pair.source.truncate,
+    )
+    for step in steps:
+        with pair.source.transaction():
+            step()
+        pair.round()
+    assert not ways
+    with pair.source.transaction():
+        pair.source.insert(id=1, at=noon(1))
+    pair.round()
+    assert ways == [True], "the table has exact texts, but not in its key"
+    pair.destination.shutdown()
+
+
+def test_what_others_do_to_the_files_is_noticed(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    pair = copied(spark, tmp_path)
+    change(pair, 1)
+    pair.round()
+    pair.session.sql(f"CALL lake.system.rewrite_data_files('public.t', options => {ALL_FILES})")
+    change(pair, 2)
+    pair.round()
+    assert ways == [True, True]
+    pair.destination.shutdown()
+
+
+ALL_FILES = "map('rewrite-all', 'true')"
+
+
+def test_who_compacts_in_between_makes_the_round_try_again(
+    spark: SparkSession, tmp_path: Path, ways: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = copied(spark, tmp_path)
+    change(pair, 1)
+    events, commit = pair.source.events(spark), IcebergTable.commit
+
+    def too_late(self: IcebergTable, *given: Any) -> Any:
+        pair.session.sql(f"CALL lake.system.rewrite_data_files('public.t', options => {ALL_FILES})")
+        return commit(self, *given)
+
+    before = files(pair)
+    with monkeypatch.context() as patched:
+        patched.setattr(IcebergTable, "commit", too_late)
+        with pytest.raises(DestinationError, match="data files"):
+            pair.destination.write_events(events)
+    written = files(pair) - before
+    assert len(written) == 1, "that of the compaction: what was written in vain is removed"
+    pair.destination.write_events(events)
+    pair.check()
+    assert ways == [True]
+    pair.destination.shutdown()
+
+
+def test_a_round_that_is_written_and_not_committed_comes_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both if nothing was committed and if that was only not heard of."""
+    pair = copied(spark, tmp_path)
+    commit = IcebergTable.commit
+
+    def lost(self: IcebergTable, *given: Any) -> Any:
+        raise RuntimeError("lost before")
+
+    def unheard(self: IcebergTable, *given: Any) -> Any:
+        commit(self, *given)
+        raise RuntimeError("lost after")
+
+    for number, breaks in enumerate((lost, unheard), 1):
+        change(pair, number)
+        events = pair.source.events(spark)
+        with monkeypatch.context() as patched:
+            patched.setattr(IcebergTable, "commit", breaks)
+            with pytest.raises(DestinationError, match="lost"):
+                pair.destination.write_events(events)
+        for _ in range(2):
+            pair.destination.write_events(events)
+            pair.check()
+            assert len(pair.positions()) == number + 1
+    pair.destination.shutdown()
+
+
+def test_many_rows_go_at_once(spark: SparkSession, tmp_path: Path, ways: list[bool]) -> None:
+    """So that a vector has each kind of container, and reaches beyond the first."""
+    pair = Pair(spark, tmp_path, make_schema({"id": "bigint"}, ["id"]))
+    with pair.source.transaction():
+        for number in range(150_000):
+            pair.source.insert(id=number)
+    pair.copy()
+    stays = {*range(0, 60_000, 3), *range(140_000, 150_000)}
+    with pair.source.transaction():
+        log = pair.source
+        gone = [row for row in log.rows if row["id"] not in stays]
+        log.rows = [row for row in log.rows if row["id"] in stays]
+        for row in gone:
+            log._note("delete", row)
+    pair.round()
+    # And what was deleted is read again, by who has not written it.
+    pair.destination.shutdown()
+    pair.destination = pair.another_destination()
+    with pair.source.transaction():
+        pair.source.rows = [row for row in pair.source.rows if row["id"] != 3]
+        pair.source._note("delete", {"id": 3})
+    pair.round()
+    assert ways == [True, True]
+    pair.destination.shutdown()
+
+
+# Compaction.
+
+
+def test_small_files_become_one(spark: SparkSession, tmp_path: Path) -> None:
+    pair = copied(spark, tmp_path)
+    for number in range(6):
+        change(pair, number)
+        pair.round()
+    before, followed = data_files(pair), row_ids(pair)
+    assert before > 4
+    assert compact(pair, small_files=100) is Compacted.NOTHING
+    assert compact(pair, small_files=4) is Compacted.STAMPED
+    pair.check()
+    assert data_files(pair) < before
+    assert row_ids(pair) == followed, "rows are the same, wherever they are"
+    assert pair.positions()[-1] == pair.source.position
+    for number in range(3):
+        change(pair, number)
+        pair.round()
+    pair.destination.shutdown()
+    pair.destination = pair.another_destination()
+    change(pair, 3)
+    pair.round()
+    followed = row_ids(pair)
+    while compact(pair, small_files=2) is not Compacted.NOTHING:
+        pair.check()
+    assert data_files(pair) == 1
+    assert row_ids(pair) == followed
+    pair.destination.shutdown()
+
+
+def test_worn_files_are_written_anew_one_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    pair = copied(spark, tmp_path)
+    with pair.source.transaction():
+        for number in range(0, 100, 2):
+            pair.source.delete(pair.source.find(id=number))
+    pair.round()
+    assert compact(pair, small_files=100) is Compacted.STAMPED
+    pair.check()
+    assert deletes(pair) == 0
+    with pair.source.transaction():
+        for row in list(pair.source.rows):
+            pair.source.delete(row)
+    pair.round()
+    assert compact(pair, small_files=100) is Compacted.STAMPED
+    pair.check()
+    assert data_files(pair) == 0
+    pair.destination.shutdown()
+
+
+def copied(spark: SparkSession, folder: Path) -> Pair:
+    pair = Pair(spark, folder, KEYED)
+    with pair.source.transaction():
+        for number in range(100):
+            pair.source.insert(id=number, a="a", n=number)
+    pair.copy()
+    return pair
+
+
+def change(pair: Pair, number: int) -> None:
+    with pair.source.transaction():
+        pair.source.update(pair.source.find(id=number), b=f"since {number}")
+        pair.source.insert(id=int(pair.source.position), n=number)
+
+
+def compact(pair: Pair, small_files: int) -> Compacted:
+    name, stamp = pair.source.schema.name, Stamp(OWNER, pair.source.position)
+    return pair.format.compact(pair.session, name, Compaction(small_files, 64 << 20), stamp)
+
+
+def files(pair: Pair) -> set[Path]:
+    data = pair.warehouse / "public/t/data"
+    return {file for file in data.rglob("*") if file.suffix in (".parquet", ".puffin")}
+
+
+def data_files(pair: Pair) -> int:
+    return pair.session.table(f"{TABLE}.data_files").count()
+
+
+def deletes(pair: Pair) -> int:
+    return pair.session.table(f"{TABLE}.delete_files").count()
+
+
+def row_ids(pair: Pair) -> list[tuple[int, int, int]]:
+    rows = pair.session.sql(
+        f"SELECT id, _row_id, _last_updated_sequence_number FROM {TABLE} ORDER BY id"
+    ).collect()
+    return [tuple(row) for row in rows]
