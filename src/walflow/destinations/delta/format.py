@@ -29,7 +29,7 @@ from walflow.destinations.delta.tables import (
     table_identifier,
 )
 from walflow.destinations.lake.format import (
-    ColumnarMerge,
+    Columnar,
     ColumnChanges,
     Compacted,
     Compaction,
@@ -119,7 +119,7 @@ class DeltaFormat:
     def append(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(self.identifier(name)).append()
 
-    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
+    def columnar(self, spark: SparkSession) -> Columnar | None:
         return None
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:

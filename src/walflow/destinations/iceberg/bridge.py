@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from walflow.destinations.iceberg.columnar.table import IcebergTable
+from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable
 from walflow.destinations.iceberg.locations import local_path
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
@@ -72,6 +72,7 @@ class Bridge:
         self._schemas = iceberg.spark.SparkSchemaUtil
         self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
         self._literals = iceberg.expressions.Expressions
+        self.columnar = ColumnarTables(self._open)
 
     def look(self, name: TableName) -> Stored | None:
         """See LakeFormat.look."""
@@ -84,7 +85,7 @@ class Bridge:
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
         return Stored(_position(table), columns, properties)
 
-    def open(self, name: TableName) -> IcebergTable:
+    def _open(self, name: TableName) -> IcebergTable:
         """The table, which is there, as it is now."""
         return IcebergTable(self._gateway, self._catalog.loadTable(self._identifier(name)))
 

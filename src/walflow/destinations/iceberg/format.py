@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ from walflow.destinations.iceberg.views import (
     name_in_view,
 )
 from walflow.destinations.lake.format import (
-    ColumnarMerge,
     ColumnChanges,
     Compacted,
     Compaction,
@@ -78,7 +76,6 @@ class IcebergFormat:
         """``options`` name another kind of catalog than folders, or its details."""
         self.session_conf = catalog_conf(warehouse, options or {})
         self.keeps_views = keeps_views(options or {})
-        self._columnar = ColumnarTables()
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
 
@@ -132,9 +129,9 @@ class IcebergFormat:
     def append(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(table_identifier(name)).append()
 
-    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
+    def columnar(self, spark: SparkSession) -> ColumnarTables | None:
         bridge = self._bridge(spark)
-        return None if bridge is None else partial(self._columnar.merge, bridge.open)
+        return None if bridge is None else bridge.columnar
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         rows.writeTo(table_identifier(name)).overwrite(sf.lit(True))
@@ -200,9 +197,9 @@ class IcebergFormat:
     def compact(
         self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
     ) -> Compacted:
-        if (bridge := self._bridge(spark)) is not None:
+        if (columnar := self.columnar(spark)) is not None:
             try:
-                done = self._columnar.compact(bridge.open(name), name, policy, stamp)
+                done = columnar.compact(name, policy, stamp)
             except NotInColumns:
                 pass
             else:

@@ -10,6 +10,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import pyarrow as pa
+
 from walflow.destinations.lake.columnar import ColumnarChanges
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
-    "ColumnarMerge",
+    "Columnar",
     "Compacted",
     "Compaction",
     "Constant",
@@ -111,10 +113,15 @@ class ColumnChanges:
     properties: Mapping[str, str]
 
 
-class ColumnarMerge(Protocol):
-    def __call__(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
-        """Put the rows in the place of those with the keys, in one commit with the stamp. False if
-        this table's cannot be merged so, and then nothing has happened."""
+class Columnar(Protocol):
+    """Writes in columns, in this process. False: this table's cannot be written so, and then
+    nothing has happened."""
+
+    def merge(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
+        """Put the rows in the place of those with the keys, in one commit with the stamp."""
+
+    def append(self, name: TableName, rows: pa.Table) -> bool:
+        """Add rows that have all columns of the table. One commit, without a stamp."""
 
 
 class LakeFormat(Protocol):
@@ -180,8 +187,8 @@ class LakeFormat(Protocol):
     def append(self, rows: DataFrame, name: TableName) -> None:
         """Add rows that have all columns of the table, in order. One commit."""
 
-    def columnar(self, spark: SparkSession) -> ColumnarMerge | None:
-        """What merges in columns, in this process; None: Spark has to."""
+    def columnar(self, spark: SparkSession) -> Columnar | None:
+        """None: Spark has to write."""
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         """Make these the table's only rows. One commit."""

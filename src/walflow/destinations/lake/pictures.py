@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from walflow.destinations.base import Picture
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
@@ -21,7 +23,6 @@ from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
-from walflow.spark.names import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -40,6 +41,11 @@ _COLUMNS = {
     "position": "bigint",
     "recorded_at": "timestamp",
     "kept_until": "timestamp",
+}
+_ARROW_TYPES = {
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 
 _TIDY_EVERY = 128
@@ -113,8 +119,11 @@ class Pictures:
         if (tables := self._kept_tables(spark, picture, viewed)) is None:
             return False
         now = time.time()
-        rows = _rows(spark, picture, tables, now, now + self._keeping.seconds(now))
-        self._format.append(rows, self.name)
+        rows = _rows(picture, tables, now, now + self._keeping.seconds(now))
+        columnar = self._format.columnar(spark)
+        if columnar is None or not columnar.append(self.name, rows):
+            # One partition, so one file.
+            self._format.append(spark.createDataFrame(rows).coalesce(1), self.name)
         self._recorded += 1
         if self._recorded % _TIDY_EVERY == 0:
             self._tidy(spark)
@@ -255,36 +264,35 @@ def _form(pipeline: str) -> StoredForm:
     return stored_form(schema, TablePlan(metadata=None), exact=False)
 
 
-def _rows(
-    spark: SparkSession, picture: Picture, tables: Sequence[KeptTable], now: float, until: float
-) -> DataFrame:
-    """As one partition."""
-    committed = picture.commit_time
-    rows = (
+def _rows(picture: Picture, tables: Sequence[KeptTable], now: float, until: float) -> pa.Table:
+    rows = [
         (
-            str(int(picture.upto)),
-            literal(str(picture.upto)),
-            str(int(picture.since)),
-            "NULL" if committed is None else f"timestamp_micros({committed})",
-            literal(str(table.source)),
-            literal(str(table.table)),
-            str(table.version),
-            "NULL" if table.base is None else str(table.base),
-            str(int(table.position)),
-            _moment(now),
-            _moment(until),
+            int(picture.upto),
+            str(picture.upto),
+            int(picture.since),
+            picture.commit_time,
+            str(table.source),
+            str(table.table),
+            table.version,
+            table.base,
+            int(table.position),
+            _micros(now),
+            _micros(until),
         )
         for table in tables
-    )
-    # As SQL: for so few rows nothing is quicker, and it needs no Python on the executors.
-    values = ", ".join(f"({', '.join(row)})" for row in rows)
-    columns = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in _COLUMNS.items())
-    query = f"SELECT {columns} FROM VALUES {values} AS p({', '.join(_COLUMNS)})"
-    return spark.sql(query).coalesce(1)
+    ]
+    values = zip(*rows, strict=True) if rows else ([] for _ in _COLUMNS)
+    kinds = (_ARROW_TYPES[kind] for kind in _COLUMNS.values())
+    columns = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
+    return pa.table(columns, names=list(_COLUMNS))
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def _moment(seconds: float) -> str:
-    return f"timestamp_micros({round(seconds * 1e6)})"
+    return f"timestamp_micros({_micros(seconds)})"
 
 
 def _picture(rows: DataFrame, which: Row) -> KeptPicture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +46,16 @@ class _Known:
 class ColumnarTables:
     """Calls may come from several threads, never two at once for one table."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_table: Callable[[TableName], IcebergTable]) -> None:
+        """``open_table`` gives a table, which is there, as it is now."""
+        self._open = open_table
         self._keys = Keys()
         self._lock = threading.Lock()
         self._known: dict[TableName, _Known] = {}
 
-    def merge(
-        self,
-        open_table: Callable[[TableName], IcebergTable],
-        form: StoredForm,
-        changes: ColumnarChanges,
-        stamp: Stamp,
-    ) -> bool:
-        """See ColumnarMerge."""
-        table = open_table(form.name)
+    def merge(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
+        """See Columnar."""
+        table = self._open(form.name)
         try:
             known = self._know(table, form.name)
             rows = _stored_rows(known, form, changes)
@@ -69,14 +65,24 @@ class ColumnarTables:
         except NotInColumns as reason:
             _logger.debug("left to Spark", table=str(form.name), reason=str(reason))
             return False
-        self._commit(form.name, table, known, delta, stamp)
+        self._commit(form.name, table, known, delta, stamp.properties)
         return True
 
-    def compact(
-        self, table: IcebergTable, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> bool:
+    def append(self, name: TableName, rows: pa.Table) -> bool:
+        """See Columnar."""
+        table = self._open(name)
+        try:
+            known = self._know(table, name)
+            added = new_rows(table, _in_order(known, rows))
+        except NotInColumns:
+            return False
+        self._commit(name, table, known, Delta(added), {})
+        return True
+
+    def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
         """Rewrite some of its files as one, if it pays, in a commit with the stamp; whether it did.
         NotInColumns if Spark has to."""
+        table = self._open(name)
         known = self._know(table, name)
         taken = files_to_rewrite(known.files.files.values(), policy)
         if not taken:
@@ -86,17 +92,22 @@ class ColumnarTables:
         rows = live_rows(known.files, taken, known.fields, known.names)
         added = new_rows(table, rows) if rows.num_rows else None
         removed = [file.file.location for file in taken]
-        self._commit(name, table, known, Delta(added, removed=removed), stamp)
+        self._commit(name, table, known, Delta(added, removed=removed), stamp.properties)
         self._keys.forget(removed)
         return True
 
     def _commit(
-        self, name: TableName, table: IcebergTable, known: _Known, delta: Delta, stamp: Stamp
+        self,
+        name: TableName,
+        table: IcebergTable,
+        known: _Known,
+        delta: Delta,
+        stamp: Mapping[str, str],
     ) -> None:
         with self._lock:
             # Unless it is known to have happened, the table is asked anew.
             self._known.pop(name, None)
-        snapshot = table.commit(delta, known.files, stamp.properties)
+        snapshot = table.commit(delta, known.files, stamp)
         if snapshot is not None:
             known.files.after(delta, snapshot)
             with self._lock:
@@ -141,11 +152,7 @@ class ColumnarTables:
 
 
 def _stored_rows(known: _Known, form: StoredForm, changes: ColumnarChanges) -> pa.Table:
-    """The rows with all columns of the table, in its order. NotInColumns if it has others: in
-    those that stay from former times a row keeps what it has."""
-    names = [field["name"] for field in known.fields]
-    if sorted(names) != sorted(column.name for column in form.columns):
-        raise NotInColumns("it has other columns")
+    """The rows with all columns of the form, as the table has them."""
     values = {name: changes.rows[name] for name in form.schema.column_names}
     if (ours := form.metadata) is not None:
         origins = changes.origins
@@ -154,5 +161,13 @@ def _stored_rows(known: _Known, form: StoredForm, changes: ColumnarChanges) -> p
         values[ours.timestamp] = origins["_timestamp"]
     if form.exact:
         values[EXACT] = pa.nulls(changes.rows.num_rows)
+    return _in_order(known, pa.table(values))
+
+
+def _in_order(known: _Known, rows: pa.Table) -> pa.Table:
+    """With the table's types, in its order. NotInColumns if it has other columns: in those that
+    stay from former times a row keeps what it has."""
     schema = arrow_schema(known.fields)
-    return pa.table([values[name].cast(schema.field(name).type) for name in names], schema=schema)
+    if sorted(schema.names) != sorted(rows.column_names):
+        raise NotInColumns("it has other columns")
+    return pa.table([rows[field.name].cast(field.type) for field in schema], schema=schema)

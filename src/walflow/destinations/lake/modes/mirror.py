@@ -54,11 +54,11 @@ def apply(round: Round) -> StoredForm:
 
 
 def _merge_in_columns(round: Round) -> bool:
-    merge = round.format.columnar(round.spark)
-    if merge is None:
+    columnar = round.format.columnar(round.spark)
+    if columnar is None:
         return False
     changes = columnar_changes(round.changes, round.form)
-    return changes is not None and merge(round.form, changes, round.stamp)
+    return changes is not None and columnar.merge(round.form, changes, round.stamp)
 
 
 def _only_appends(round: Round) -> bool:
