@@ -56,9 +56,9 @@ KEYS: dict[str, tuple[dict[str, str], Callable[[int], Row]]] = {
     "timestamp": ({"at": "timestamp"}, lambda n: {"at": noon(n)}),
     "numeric": ({"id": "decimal(38,10)"}, lambda n: {"id": Decimal(f"{n / 8:.10f}")}),
     "several": (
-        {"a.b": "string", "_kind": "int", "day": "date", "ok": "boolean"},
+        {".a.b": "string", "_kind": "int", "day": "date", "ok": "boolean"},
         lambda n: {
-            "a.b": str(n % 3),
+            ".a.b": str(n % 3),
             "_kind": n % 5,
             "day": datetime.date(2026, 1, 1 + n % 7),
             "ok": bool(n % 2),
@@ -180,10 +180,12 @@ def test_tables_that_somebody_wants_otherwise_are_left_to_spark(
     spark: SparkSession, tmp_path: Path, ways: list[bool], statement: str
 ) -> None:
     pair = copied(spark, tmp_path)
+    change(pair, 1)
+    pair.round()
     pair.session.sql(statement)
     change(pair, 2)
     pair.round()
-    assert ways == [False]
+    assert ways == [True, False]
     pair.destination.shutdown()
 
 
@@ -250,6 +252,47 @@ def test_who_compacts_in_between_makes_the_round_try_again(
     pair.destination.write_events(events)
     pair.check()
     assert ways == [True]
+    pair.destination.shutdown()
+
+
+def test_who_writes_the_same_round_is_noticed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it has only rows that are new."""
+    pair = copied(spark, tmp_path)
+    with pair.source.transaction():
+        pair.source.insert(id=1000)
+        pair.source.update(pair.source.find(id=1000), a="new")
+    events, commit = pair.source.events(spark), IcebergTable.commit
+
+    def too_late(self: IcebergTable, *given: Any) -> Any:
+        monkeypatch.setattr(IcebergTable, "commit", commit)
+        pair.another_destination().write_events(events)
+        return commit(self, *given)
+
+    monkeypatch.setattr(IcebergTable, "commit", too_late)
+    with pytest.raises(DestinationError, match="conflicting"):
+        pair.destination.write_events(events)
+    pair.check()
+    pair.destination.write_events(events)
+    pair.check()
+    assert len(pair.positions()) == 2
+    pair.destination.shutdown()
+
+
+def test_files_lie_where_the_table_wants_them(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    pair = copied(spark, tmp_path)
+    pair.session.sql(
+        f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.object-storage.enabled' = 'true')"
+    )
+    with pair.source.transaction():
+        pair.source.delete(pair.source.find(id=1))
+    pair.round()
+    change(pair, 2)
+    pair.round()
+    assert ways == [True, True]
     pair.destination.shutdown()
 
 
@@ -395,3 +438,30 @@ def row_ids(pair: Pair) -> list[tuple[int, int, int]]:
         f"SELECT id, _row_id, _last_updated_sequence_number FROM {TABLE} ORDER BY id"
     ).collect()
     return [tuple(row) for row in rows]
+
+
+def test_what_a_file_tells_of_its_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """The same as if Spark had written it."""
+    pair = Pair(spark, tmp_path, ALL_TYPES)
+    every = one_of_each(tmp_path)
+    pair.copy()
+    long = "\U0010ffff" * 20
+    rows = [*every.rows, {**every.rows[0], "id": 4, "t": long, "bin": b"\xff" * 20}]
+    with pair.source.transaction():
+        for row in rows:
+            pair.source.insert(**row)
+    pair.round()
+    for text in ("snow\u2603\U0001f600", long):
+        found = pair.session.sql(f"SELECT id FROM {TABLE} WHERE t = '{text}'").collect()
+        assert found
+    columns = ", ".join(
+        f"CAST(readable_metrics.{name}.{part} AS string)"
+        for name in ("id", "ok", "s", "i", "n", "d", "tz", "ntz")
+        for part in ("lower_bound", "upper_bound", "null_value_count", "value_count")
+    )
+    ours = pair.session.sql(f"SELECT {columns} FROM {TABLE}.files").collect()
+    pair.session.sql(f"INSERT OVERWRITE {TABLE} SELECT * FROM {TABLE}")
+    sparks = pair.session.sql(f"SELECT {columns} FROM {TABLE}.files").collect()
+    assert len(ours) == len(sparks) == 1
+    assert ours == sparks
+    pair.destination.shutdown()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable
+from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable, newest_position
 from walflow.destinations.iceberg.locations import local_path
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
@@ -83,7 +83,7 @@ class Bridge:
         form = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
         columns = {field.name: field.dataType.simpleString() for field in form.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
-        return Stored(_position(table), columns, properties)
+        return Stored(newest_position(table), columns, properties)
 
     def _open(self, name: TableName) -> IcebergTable:
         """The table, which is there, as it is now."""
@@ -303,17 +303,6 @@ class Bridge:
         parts = self._gateway.new_array(self._string, 2)
         parts[0], parts[1] = folder_names(name)
         return self._identifiers.of(parts)
-
-
-def _position(table: Any) -> Lsn | None:
-    """Of the newest ancestor of main that has one: maintenance commits without it."""
-    snapshot = table.currentSnapshot()
-    while snapshot is not None:
-        if (lsn := snapshot.summary().get(POSITION)) is not None:
-            return Lsn.parse(lsn)
-        parent = snapshot.parentId()
-        snapshot = None if parent is None else table.snapshot(parent)
-    return None
 
 
 def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:

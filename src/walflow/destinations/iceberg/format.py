@@ -172,6 +172,8 @@ class IcebergFormat:
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         drop_table(spark, name)
+        if (columnar := self.columnar(spark)) is not None:
+            columnar.forget(name)
 
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
         return owned_tables(spark, owner)

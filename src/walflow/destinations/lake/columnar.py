@@ -20,7 +20,7 @@ from walflow.destinations.lake.forms import StoredForm
 from walflow.model import ChangeType, Column
 from walflow.spark.identities import may_be_inexact
 
-__all__ = ["ColumnarChanges", "columnar_changes"]
+__all__ = ["ColumnarChanges", "are_plain", "columnar_changes"]
 
 _MOST_ROWS = 4_000_000
 _MOST_BYTES = 1 << 30
@@ -45,19 +45,15 @@ class ColumnarChanges:
     """``_change_type``, ``_lsn`` and ``_timestamp`` of the rows' last change."""
 
 
-def columnar_changes(changes: TableChanges, form: StoredForm) -> ColumnarChanges | None:
-    """None if they have to be settled by Spark."""
-    if not _are_plain(changes, form):
-        return None
-    files = [pq.ParquetFile(file) for file in changes.files]
-    if sum(map(_bytes, files)) > _MOST_BYTES:
-        return None
-    table = _in_order(_read(files, changes))
+def columnar_changes(changes: TableChanges) -> ColumnarChanges:
+    """What the changes, which are plain, come to."""
+    table = _in_order(_read(changes))
     return _inserted(table, changes) if _only_inserts(changes) else _settled(table, changes)
 
 
-def _are_plain(changes: TableChanges, form: StoredForm) -> bool:
-    """Whether every change tells a whole row, or the key of one that is gone."""
+def are_plain(changes: TableChanges, form: StoredForm) -> bool:
+    """Whether every change tells a whole row, or the key of one that is gone, and all of them fit
+    into memory."""
     stats = changes.stats
     return (
         bool(changes.schema.key)
@@ -65,6 +61,7 @@ def _are_plain(changes: TableChanges, form: StoredForm) -> bool:
         and bool(changes.files)
         and not (changes.former or stats.truncates or stats.unchanged or stats.exact)
         and stats.rows <= _MOST_ROWS
+        and _bytes(changes) <= _MOST_BYTES
     )
 
 
@@ -80,27 +77,29 @@ def _only_inserts(changes: TableChanges) -> bool:
     return changes.stats.inserts == changes.stats.rows
 
 
-def _bytes(file: pq.ParquetFile) -> int:
-    """About how much it needs in memory."""
-    groups = range(file.metadata.num_row_groups)
-    return sum(file.metadata.row_group(number).total_byte_size for number in groups)
+def _bytes(changes: TableChanges) -> int:
+    """About what they need in memory, where a null takes as much as a number."""
+    files = map(pq.read_metadata, changes.files)
+    groups = (file.row_group(number) for file in files for number in range(file.num_row_groups))
+    width = 8 * len(changes.schema.columns)
+    return sum(max(group.total_byte_size, group.num_rows * width) for group in groups)
 
 
-def _read(files: Sequence[pq.ParquetFile], changes: TableChanges) -> pa.Table:
+def _read(changes: TableChanges) -> pa.Table:
     wanted = [*_ORIGIN, "_seq", *changes.schema.column_names]
     if changes.stats.key_changes:
         wanted.append("_old")
     read = pa.concat_tables(
-        [_read_columns(file, wanted) for file in files], promote_options="permissive"
+        [_read_columns(file, wanted) for file in changes.files], promote_options="permissive"
     )
     if changes.after:
         read = read.filter(pc.greater_equal(read["_lsn"], int(changes.after)))
     return read
 
 
-def _read_columns(file: pq.ParquetFile, names: Sequence[str]) -> pa.Table:
+def _read_columns(path: str, names: Sequence[str]) -> pa.Table:
     """Columns that the file lacks are null."""
-    with file:
+    with pq.ParquetFile(path) as file:
         read = file.read(columns=list(names))
     have = set(read.column_names)
     columns = [read[name] if name in have else pa.nulls(read.num_rows) for name in names]
@@ -144,7 +143,11 @@ def _departures(table: pa.Table, moments: pa.Array, key: Sequence[str]) -> pa.Ta
     updated = pc.equal(table["_change_type"], ChangeType.UPDATE.value)
     moved = pc.and_(updated, pc.is_valid(table["_old"])).combine_chunks()
     old = table["_old"].combine_chunks().filter(moved)
-    columns = [pc.struct_field(old, name).cast(table.schema.field(name).type) for name in key]
+    # By number: a name may look like a path.
+    columns = [
+        pc.struct_field(old, [old.type.get_field_index(name)]).cast(table.schema.field(name).type)
+        for name in key
+    ]
     left = pc.subtract(moments.filter(moved), 1)
     return pa.table([*columns, left], names=[*key, "_moment"])
 

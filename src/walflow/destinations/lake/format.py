@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,8 +117,9 @@ class Columnar(Protocol):
     """Writes in columns, in this process. False: this table's cannot be written so, and then
     nothing has happened."""
 
-    def merge(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
-        """Put the rows in the place of those with the keys, in one commit with the stamp."""
+    def merge(self, form: StoredForm, settle: Callable[[], ColumnarChanges], stamp: Stamp) -> bool:
+        """Put the rows in the place of those with the keys, in one commit with the stamp.
+        ``settle`` tells what the changes come to, and is asked only if the table can be written."""
 
     def append(self, name: TableName, rows: pa.Table) -> bool:
         """Add rows that have all columns of the table. One commit, without a stamp."""

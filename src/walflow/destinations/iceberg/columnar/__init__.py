@@ -6,7 +6,7 @@ commit of both (``table``). ``tables`` remembers what it has left, so that nothi
 """
 
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns
-from walflow.destinations.iceberg.columnar.table import IcebergTable
+from walflow.destinations.iceberg.columnar.table import IcebergTable, newest_position
 from walflow.destinations.iceberg.columnar.tables import ColumnarTables
 
-__all__ = ["ColumnarTables", "IcebergTable", "NotInColumns"]
+__all__ = ["ColumnarTables", "IcebergTable", "NotInColumns", "newest_position"]

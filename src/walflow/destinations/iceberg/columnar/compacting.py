@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walflow.destinations.iceberg.columnar.files import TableFile, TableFiles
 from walflow.destinations.iceberg.columnar.reading import NameMapping, read_rows
 from walflow.destinations.iceberg.columnar.schemas import Field
-from walflow.destinations.iceberg.columnar.table import TableFile, TableFiles
 from walflow.destinations.lake.format import Compaction
 
 __all__ = ["files_to_rewrite", "live_rows"]
@@ -42,15 +42,20 @@ def files_to_rewrite(files: Collection[TableFile], policy: Compaction) -> list[T
 
 def _of_a_size(small: Sequence[TableFile]) -> list[TableFile]:
     """The smallest, and larger ones as long as all before them are together as large: so a row is
-    written anew only when its file has doubled."""
+    written anew only when its file doubles."""
     taken: list[TableFile] = []
     total = 0
     for file in sorted(small, key=lambda file: file.bytes)[:_AT_ONCE_FILES]:
-        if len(taken) > 1 and (file.bytes > total or total + file.bytes > _AT_ONCE_BYTES):
+        if taken and file.bytes > total:
+            if len(taken) > 1:
+                break
+            # Nothing is as small as it.
+            taken, total = [], 0
+        if len(taken) > 1 and total + file.bytes > _AT_ONCE_BYTES:
             break
         taken.append(file)
         total += file.bytes
-    return taken
+    return taken if len(taken) > 1 else []
 
 
 def live_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ class Keys:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._read: OrderedDict[tuple[str, tuple[KeyColumn, ...]], _Read] = OrderedDict()
-        self._bounds: dict[tuple[str, tuple[KeyColumn, ...]], tuple[Any, Any]] = {}
         self._bytes = 0
 
     def find(
@@ -79,14 +78,12 @@ class Keys:
         for some in self._portions(files, columns, span):
             yield from _find(some, wanted)
 
-    def forget(self, locations: Sequence[str]) -> None:
+    def forget(self, locations: Iterable[str]) -> None:
         """These files are no longer the table's."""
         gone = set(locations)
         with self._lock:
             for key in [key for key in self._read if key[0] in gone]:
                 self._bytes -= self._read.pop(key).keys.nbytes
-            for key in [key for key in self._bounds if key[0] in gone]:
-                del self._bounds[key]
 
     def _portions(
         self,
@@ -114,11 +111,9 @@ class Keys:
         """None: it has none in the span."""
         key = file.location, columns
         with self._lock:
-            bounds, known = self._bounds.get(key), self._read.get(key)
+            known = self._read.get(key)
             if known is not None:
                 self._read.move_to_end(key)
-        if bounds is not None and not _meet(bounds, span):
-            return None
         if known is None:
             known = _read(file.path, columns)
             self._remember(key, known)
@@ -126,7 +121,6 @@ class Keys:
 
     def _remember(self, key: tuple[str, tuple[KeyColumn, ...]], read: _Read) -> None:
         with self._lock:
-            self._bounds[key] = read.bounds
             if key not in self._read:
                 self._read[key] = read
                 self._bytes += read.keys.nbytes

@@ -92,7 +92,9 @@ def _signed(value: bytes) -> int:
 
 
 def _shortest(number: int) -> bytes:
-    return number.to_bytes((8 + (number if number >= 0 else ~number).bit_length()) // 8, "big", signed=True)
+    return number.to_bytes(
+        (8 + (number if number >= 0 else ~number).bit_length()) // 8, "big", signed=True
+    )
 
 
 def _cut_text(least: bytes, most: bytes) -> tuple[bytes | None, bytes | None]:

@@ -1,113 +1,43 @@
-"""A table as Iceberg's own API has it: its files, and commits of files that are written already."""
+"""A table as Iceberg's own API has it: what it consists of, and commits of files that are there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from pyroaring import BitMap64
-
+from walflow.destinations.iceberg.columnar.files import (
+    Delta,
+    Snapshot,
+    TableFile,
+    TableFiles,
+    path_here,
+)
 from walflow.destinations.iceberg.columnar.keys import KeyedFile
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns
-from walflow.destinations.iceberg.columnar.vectors import Vector, read_vector
-from walflow.destinations.iceberg.locations import local_path
+from walflow.destinations.iceberg.columnar.vectors import Vector
+from walflow.destinations.lake.owner import POSITION
+from walflow.model import Lsn
 
-__all__ = ["Delta", "IcebergTable", "Snapshot", "TableFile", "TableFiles", "path_here"]
+__all__ = [
+    "Delta",
+    "IcebergTable",
+    "Snapshot",
+    "TableFile",
+    "TableFiles",
+    "newest_position",
+    "path_here",
+]
 
-_MOST_FILES = 2_000
+_MOST_FILES = 500
 """A table with more is left to Spark: to ask for them one by one takes too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A data file of a snapshot."""
-
-    file: KeyedFile
-    bytes: int
-    rows: int
-    vector: Vector | None = None
-    """Which of its rows are gone."""
-    first_row_id: int | None = None
-    sequence_number: int | None = None
-    """What Iceberg tells rows by that never were in another file."""
-
-    @property
-    def gone(self) -> int:
-        """How many of its rows are."""
-        return 0 if self.vector is None else self.vector.count
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    id: int
-    sequence_number: int
-    first_row_id: int | None
-    """Of the first row that came with it."""
-
-
-@dataclass(slots=True)
-class TableFiles:
-    """The data files of a snapshot."""
-
-    snapshot: int | None
-    files: dict[str, TableFile]
-    """By location."""
-    _gone: dict[str, BitMap64] = field(default_factory=dict)
-
-    def gone(self, location: str) -> BitMap64:
-        """Which rows of the file are gone. Not to be changed."""
-        vector = self.files[location].vector
-        if vector is None:
-            return BitMap64()
-        if location not in self._gone:
-            self._gone[location] = read_vector(
-                path_here(vector.location), vector.offset, vector.size
-            )
-        return self._gone[location]
-
-    def after(self, delta: Delta, snapshot: Snapshot) -> None:
-        """These are the files of the snapshot that the delta has made."""
-        self.snapshot = snapshot.id
-        for location in delta.removed:
-            del self.files[location]
-            self._gone.pop(location, None)
-        if (added := delta.added) is not None:
-            self.files[added.file.location] = replace(
-                added,
-                first_row_id=snapshot.first_row_id,
-                sequence_number=snapshot.sequence_number,
-            )
-        for location, vector in delta.vectors.items():
-            self.files[location] = replace(self.files[location], vector=vector)
-            self._gone[location] = delta.gone[location]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """How a commit changes a table's files."""
-
-    added: TableFile | None = None
-    gone: Mapping[str, BitMap64] = field(default_factory=dict)
-    """By data file, all rows of it that are gone."""
-    vectors: Mapping[str, Vector] = field(default_factory=dict)
-    """And where that is said."""
-    removed: Collection[str] = ()
-    """The data files that the one which is added stands for, and nothing else is changed then."""
-
-    def discard(self) -> None:
-        """Remove the files that were written for it."""
-        written = {path_here(vector.location) for vector in self.vectors.values()}
-        if self.added is not None:
-            written.add(self.added.file.path)
-        for path in written:
-            path.unlink(missing_ok=True)
+_MOST_ROWS = 20_000_000
+"""So is one with more: it takes too long to look through their keys."""
+_FORMAT_VERSION = 3
 
 
 class IcebergTable:
-    """As it was when it was loaded."""
+    """As it was when it was loaded, refreshed, or committed to last."""
 
     def __init__(self, gateway: Any, table: Any) -> None:
         self._gateway = gateway
@@ -115,14 +45,27 @@ class IcebergTable:
         self._table = table
         self._spec = table.spec()
 
+    def refresh(self) -> None:
+        """See what others have committed; costs next to nothing if that is nothing. Fails if there
+        is another table in its place."""
+        self._table.refresh()
+        self._spec = self._table.spec()
+
+    @property
+    def version(self) -> str:
+        """Another one whenever anything of the table is another."""
+        version: str = self._table.operations().current().metadataFileLocation()
+        return version
+
     @property
     def snapshot(self) -> int | None:
         current = self._table.currentSnapshot()
         return None if current is None else int(current.snapshotId())
 
     @property
-    def schema_id(self) -> int:
-        return int(self._table.schema().schemaId())
+    def position(self) -> Lsn | None:
+        """See Stored.position."""
+        return newest_position(self._table)
 
     @property
     def fields(self) -> list[dict[str, Any]]:
@@ -141,26 +84,33 @@ class IcebergTable:
         return location
 
     def check_plain(self) -> None:
-        """NotInColumns if somebody wants its files to be in a certain order, or place."""
+        """NotInColumns if it is of an older kind, or somebody wants its files to be in a certain
+        order, or place."""
         if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
             raise NotInColumns("it is partitioned or sorted")
+        if self._table.operations().current().formatVersion() < _FORMAT_VERSION:
+            raise NotInColumns("its format has no deletion vectors")
 
     def files(self) -> TableFiles:
         """NotInColumns if there are too many, or some that cannot be read here."""
         current = self._table.currentSnapshot()
         if current is None:
             return TableFiles(None, {})
-        total = int(current.summary().get("total-data-files") or 0)
-        if total > _MOST_FILES:
-            raise NotInColumns(f"it has {total} files")
-        parser = self._iceberg.ScanTaskParser
+        files = int(current.summary().get("total-data-files") or 0)
+        rows = int(current.summary().get("total-records") or 0)
+        if files > _MOST_FILES or rows > _MOST_ROWS:
+            raise NotInColumns(f"it has {files} files and {rows} rows")
+        parser, spec_id = self._iceberg.ScanTaskParser, self._spec.specId()
         found = {}
         tasks = self._table.newScan().planFiles()
         try:
             each = tasks.iterator()
             while each.hasNext():
                 task = each.next()
-                file = _file(json.loads(parser.toJson(task)), task.file().dataSequenceNumber())
+                told = json.loads(parser.toJson(task))
+                if told["data-file"]["spec-id"] != spec_id:
+                    raise NotInColumns("it was partitioned")
+                file = _file(told, task.file().dataSequenceNumber())
                 found[file.file.location] = file
         finally:
             tasks.close()
@@ -168,15 +118,15 @@ class IcebergTable:
 
     def commit(self, delta: Delta, before: TableFiles, stamp: Mapping[str, str]) -> Snapshot | None:
         """Commit what was written, on top of these files; returns the snapshot, or None if others
-        committed meanwhile. Iceberg refuses if that gets in the way."""
-        if delta.removed:
-            update = self._rewrite(delta, before)
-        elif delta.added is None and not delta.vectors:
-            update = self._table.newAppend()
-        else:
-            update = self._row_delta(delta, before)
-        for name, value in stamp.items():
-            update.set(name, value)
+        committed meanwhile. Iceberg refuses if that gets in the way. What was written is removed
+        unless it is committed, or that is not known."""
+        try:
+            update = self._update(delta, before)
+            for name, value in stamp.items():
+                update.set(name, value)
+        except BaseException:
+            delta.discard()
+            raise
         try:
             update.commit()
         except Exception as error:
@@ -187,6 +137,16 @@ class IcebergTable:
         if current.parentId() != before.snapshot:
             return None
         return Snapshot(current.snapshotId(), current.sequenceNumber(), current.firstRowId())
+
+    def _update(self, delta: Delta, before: TableFiles) -> Any:
+        if delta.removed:
+            return self._rewrite(delta, before)
+        if delta.is_append:
+            update = self._table.newAppend()
+            return (
+                update if delta.added is None else update.appendFile(self._data_file(delta.added))
+            )
+        return self._row_delta(delta, before)
 
     def _has_certainly_failed(self, error: Exception) -> bool:
         """Whether Iceberg knows that nothing was committed."""
@@ -205,41 +165,44 @@ class IcebergTable:
             update.addDeletes(self._delete_file(location, vector))
             if (former := before.files[location].vector) is not None:
                 update.removeDeletes(self._delete_file(location, former))
-        if delta.vectors:
-            # As Spark's MERGE does it: whatever happened to these files since.
+        if before.snapshot is not None:
+            # As Spark's MERGE does it. That others added rows matters also if none is replaced:
+            # they may have been the same.
             update.validateFromSnapshot(before.snapshot)
+            update.conflictDetectionFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            update.validateNoConflictingDataFiles()
             update.validateDataFilesExist(list(delta.vectors))
             update.validateDeletedFiles()
-            update.conflictDetectionFilter(self._iceberg.expressions.Expressions.alwaysTrue())
             update.validateNoConflictingDeleteFiles()
-            update.validateNoConflictingDataFiles()
         return update
 
     def _rewrite(self, delta: Delta, before: TableFiles) -> Any:
         update = self._table.newRewrite().validateFromSnapshot(before.snapshot)
         for location in delta.removed:
             former = before.files[location]
-            update.deleteFile(self._known_file(former).build())
+            update.deleteFile(self._data_file(former))
             if former.vector is not None:
                 update.deleteFile(self._delete_file(location, former.vector))
         if delta.added is not None:
             update.addFile(self._data_file(delta.added))
         return update
 
-    def _data_file(self, added: TableFile) -> Any:
-        file = self._table.io().newInputFile(added.file.location)
-        wanted = self._iceberg.MetricsConfig.forTable(self._table)
-        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(file, wanted)
-        return self._known_file(added).withMetrics(metrics).build()
-
-    def _known_file(self, file: TableFile) -> Any:
-        builder = self._iceberg.DataFiles.builder(self._spec)
-        builder.withPath(file.file.location).withFormat("parquet")
-        return builder.withFileSizeInBytes(file.bytes).withRecordCount(file.rows)
+    def _data_file(self, file: TableFile) -> Any:
+        told = {
+            "spec-id": self._spec.specId(),
+            "content": "data",
+            "file-path": file.file.location,
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": file.bytes,
+            "record-count": file.rows,
+            **file.metrics,
+        }
+        return self._content_file(told)
 
     def _delete_file(self, location: str, vector: Vector) -> Any:
         told = {
-            "spec-id": 0,
+            "spec-id": self._spec.specId(),
             "content": "position-deletes",
             "file-path": vector.location,
             "file-format": "puffin",
@@ -250,8 +213,22 @@ class IcebergTable:
             "content-offset": vector.offset,
             "content-size-in-bytes": vector.size,
         }
+        return self._content_file(told)
+
+    def _content_file(self, told: Mapping[str, Any]) -> Any:
         node = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(told))
         return self._iceberg.ContentFileParser.fromJson(node, self._spec)
+
+
+def newest_position(table: Any) -> Lsn | None:
+    """Of the newest ancestor of main that has one: maintenance may commit without it."""
+    snapshot = table.currentSnapshot()
+    while snapshot is not None:
+        if (lsn := snapshot.summary().get(POSITION)) is not None:
+            return Lsn.parse(lsn)
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.snapshot(parent)
+    return None
 
 
 def _file(task: Mapping[str, Any], sequence_number: int | None) -> TableFile:
@@ -280,10 +257,3 @@ def _file(task: Mapping[str, Any], sequence_number: int | None) -> TableFile:
         data.get("first-row-id"),
         sequence_number,
     )
-
-
-def path_here(location: str) -> Path:
-    """NotInColumns if it is not a file of this machine."""
-    if (path := local_path(location)) is None:
-        raise NotInColumns(f"{location} is not a file of this machine")
-    return path

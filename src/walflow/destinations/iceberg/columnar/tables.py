@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,11 @@ import structlog
 from pyroaring import BitMap64
 
 from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite, live_rows
+from walflow.destinations.iceberg.columnar.files import Delta, TableFiles
 from walflow.destinations.iceberg.columnar.keys import KeyColumn, Keys
 from walflow.destinations.iceberg.columnar.reading import NameMapping
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns, arrow_schema, arrow_type
-from walflow.destinations.iceberg.columnar.table import Delta, IcebergTable, TableFiles
+from walflow.destinations.iceberg.columnar.table import IcebergTable
 from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
 from walflow.destinations.iceberg.tables import NAME_MAPPING
 from walflow.destinations.lake.columnar import ColumnarChanges
@@ -37,7 +39,8 @@ _MOST_COMPACTED_BYTES = 64 << 20
 class _Known:
     """A table as this process has left it."""
 
-    schema_id: int
+    table: IcebergTable
+    version: str
     fields: list[dict[str, Any]]
     names: NameMapping
     files: TableFiles
@@ -53,82 +56,117 @@ class ColumnarTables:
         self._lock = threading.Lock()
         self._known: dict[TableName, _Known] = {}
 
-    def merge(self, form: StoredForm, changes: ColumnarChanges, stamp: Stamp) -> bool:
+    def merge(self, form: StoredForm, settle: Callable[[], ColumnarChanges], stamp: Stamp) -> bool:
         """See Columnar."""
-        table = self._open(form.name)
         try:
-            known = self._know(table, form.name)
-            rows = _stored_rows(known, form, changes)
-            gone = self._gone(known, form, changes.keys)
-            added = new_rows(table, rows) if rows.num_rows else None
-            delta = Delta(added, gone, new_vectors(table, gone))
+            with _nothing_but_not_in_columns(form.name):
+                known = self._know(form.name)
+                _check_columns(known, [column.name for column in form.columns])
+                position = known.table.position
+                if position is not None and position >= stamp.position:
+                    return True  # whoever did not hear of it asks again
+                delta = self._round(known, form, settle())
         except NotInColumns as reason:
             _logger.debug("left to Spark", table=str(form.name), reason=str(reason))
             return False
-        self._commit(form.name, table, known, delta, stamp.properties)
+        self._commit(form.name, known, delta, stamp.properties)
         return True
 
     def append(self, name: TableName, rows: pa.Table) -> bool:
         """See Columnar."""
-        table = self._open(name)
         try:
-            known = self._know(table, name)
-            added = new_rows(table, _in_order(known, rows))
+            with _nothing_but_not_in_columns(name):
+                known = self._know(name)
+                _check_columns(known, rows.column_names)
+                added = new_rows(known.table, _in_order(known, rows), known.fields)
         except NotInColumns:
             return False
-        self._commit(name, table, known, Delta(added), {})
+        self._commit(name, known, Delta(added, is_append=True), {})
         return True
 
     def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
         """Rewrite some of its files as one, if it pays, in a commit with the stamp; whether it did.
         NotInColumns if Spark has to."""
-        table = self._open(name)
-        known = self._know(table, name)
-        taken = files_to_rewrite(known.files.files.values(), policy)
-        if not taken:
-            return False
-        if sum(file.bytes for file in taken) > _MOST_COMPACTED_BYTES:
-            raise NotInColumns("a large file is to be rewritten")
-        rows = live_rows(known.files, taken, known.fields, known.names)
-        added = new_rows(table, rows) if rows.num_rows else None
+        with _nothing_but_not_in_columns(name):
+            known = self._know(name)
+            taken = files_to_rewrite(known.files.files.values(), policy)
+            if not taken:
+                return False
+            if sum(file.bytes for file in taken) > _MOST_COMPACTED_BYTES:
+                raise NotInColumns("a large file is to be rewritten")
+            rows = live_rows(known.files, taken, known.fields, known.names)
+            added = new_rows(known.table, rows, known.fields) if rows.num_rows else None
         removed = [file.file.location for file in taken]
-        self._commit(name, table, known, Delta(added, removed=removed), stamp.properties)
+        self._commit(name, known, Delta(added, removed=removed), stamp.properties)
         self._keys.forget(removed)
         return True
 
-    def _commit(
-        self,
-        name: TableName,
-        table: IcebergTable,
-        known: _Known,
-        delta: Delta,
-        stamp: Mapping[str, str],
-    ) -> None:
+    def forget(self, name: TableName) -> None:
+        """There may be no such table any more, or another one."""
         with self._lock:
-            # Unless it is known to have happened, the table is asked anew.
-            self._known.pop(name, None)
-        snapshot = table.commit(delta, known.files, stamp)
-        if snapshot is not None:
-            known.files.after(delta, snapshot)
-            with self._lock:
-                self._known[name] = known
+            known = self._known.pop(name, None)
+        if known is not None:
+            self._keys.forget(known.files.files)
 
-    def _know(self, table: IcebergTable, name: TableName) -> _Known:
-        schema_id, snapshot = table.schema_id, table.snapshot
-        with self._lock:
-            known = self._known.get(name)
-        if known is not None and (known.schema_id, known.files.snapshot) == (schema_id, snapshot):
+    def _know(self, name: TableName) -> _Known:
+        """The table as it is now."""
+        known, table = self._refreshed(name)
+        version = table.version
+        if known is not None and known.version == version:
             return known
         table.check_plain()
-        files = table.files()
-        if known is not None:
-            self._keys.forget([gone for gone in known.files.files if gone not in files.files])
+        if known is not None and known.files.snapshot == table.snapshot:
+            files = known.files
+        else:
+            files = table.files()
+            if known is not None:
+                self._keys.forget([file for file in known.files.files if file not in files.files])
         mapping = json.loads(table.property(NAME_MAPPING) or "[]")
         names = {field["field-id"]: tuple(field["names"]) for field in mapping}
-        known = _Known(schema_id, table.fields, names, files)
+        known = _Known(table, version, table.fields, names, files)
         with self._lock:
             self._known[name] = known
         return known
+
+    def _refreshed(self, name: TableName) -> tuple[_Known | None, IcebergTable]:
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None:
+            try:
+                known.table.refresh()
+            except Exception:
+                # It is another table now, or nobody knows what: asked anew, it tells.
+                self.forget(name)
+            else:
+                return known, known.table
+        return None, self._open(name)
+
+    def _round(self, known: _Known, form: StoredForm, changes: ColumnarChanges) -> Delta:
+        rows = _stored_rows(known, form, changes)
+        gone = self._gone(known, form, changes.keys)
+        delta = Delta(None, gone, new_vectors(known.table, gone))
+        if not rows.num_rows:
+            return delta
+        try:
+            return replace(delta, added=new_rows(known.table, rows, known.fields))
+        except BaseException:
+            delta.discard()
+            raise
+
+    def _commit(
+        self, name: TableName, known: _Known, delta: Delta, stamp: Mapping[str, str]
+    ) -> None:
+        try:
+            snapshot = known.table.commit(delta, known.files, stamp)
+        except BaseException:
+            # What has become of it is asked anew.
+            self.forget(name)
+            raise
+        if snapshot is None:
+            self.forget(name)
+        else:
+            known.files.after(delta, snapshot)
+            known.version = known.table.version
 
     def _gone(self, known: _Known, form: StoredForm, keys: pa.Table) -> dict[str, BitMap64]:
         """By data file, all rows that are gone with the keys, where they are more than before."""
@@ -164,10 +202,24 @@ def _stored_rows(known: _Known, form: StoredForm, changes: ColumnarChanges) -> p
     return _in_order(known, pa.table(values))
 
 
-def _in_order(known: _Known, rows: pa.Table) -> pa.Table:
-    """With the table's types, in its order. NotInColumns if it has other columns: in those that
-    stay from former times a row keeps what it has."""
-    schema = arrow_schema(known.fields)
-    if sorted(schema.names) != sorted(rows.column_names):
+def _check_columns(known: _Known, names: Sequence[str]) -> None:
+    """NotInColumns if the table has others: in those that stay from former times a row keeps what
+    it has."""
+    if sorted(field["name"] for field in known.fields) != sorted(names):
         raise NotInColumns("it has other columns")
+
+
+def _in_order(known: _Known, rows: pa.Table) -> pa.Table:
+    """With the table's types, in its order."""
+    schema = arrow_schema(known.fields)
     return pa.table([rows[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+@contextmanager
+def _nothing_but_not_in_columns(name: TableName) -> Iterator[None]:
+    """Before anything is committed, whatever fails here is tried by Spark."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        _logger.warning("left to Spark", table=str(name), error=repr(error))
+        raise NotInColumns(str(error)) from error

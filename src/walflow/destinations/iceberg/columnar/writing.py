@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from walflow.destinations.iceberg.columnar.files import TableFile, path_here
 from walflow.destinations.iceberg.columnar.keys import KeyedFile
-from walflow.destinations.iceberg.columnar.table import IcebergTable, TableFile, path_here
+from walflow.destinations.iceberg.columnar.metrics import metrics_of
+from walflow.destinations.iceberg.columnar.schemas import Field
+from walflow.destinations.iceberg.columnar.table import IcebergTable
 from walflow.destinations.iceberg.columnar.vectors import Vector, write_vectors
 
 __all__ = ["new_rows", "new_vectors"]
@@ -19,26 +23,37 @@ _GROUP_ROWS = 250_000
 """So that several can read a large file at once."""
 
 
-def new_rows(table: IcebergTable, rows: pa.Table) -> TableFile:
-    location = table.new_location(f"{uuid.uuid4()}.parquet")
-    path = path_here(location)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        rows,
-        path,
-        row_group_size=_GROUP_ROWS,
-        # As the files of a copy.
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        store_schema=False,
-    )
-    return TableFile(KeyedFile(location, path), path.stat().st_size, rows.num_rows, None)
+def new_rows(table: IcebergTable, rows: pa.Table, fields: Sequence[Field]) -> TableFile:
+    location, path = _new_file(table, ".parquet")
+    try:
+        pq.write_table(
+            rows,
+            path,
+            row_group_size=_GROUP_ROWS,
+            # As the files of a copy.
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            store_schema=False,
+        )
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    metrics = metrics_of(pq.read_metadata(path), fields)
+    length = path.stat().st_size
+    return TableFile(KeyedFile(location, path), length, rows.num_rows, metrics=metrics)
 
 
 def new_vectors(table: IcebergTable, gone: Mapping[str, BitMap64]) -> Mapping[str, Vector]:
     """Of data files, all rows that are gone."""
     if not gone:
         return {}
-    location = table.new_location(f"{uuid.uuid4()}-deletes.puffin")
-    return write_vectors(path_here(location), location, gone)
+    location, path = _new_file(table, "-deletes.puffin")
+    return write_vectors(path, location, gone)
+
+
+def _new_file(table: IcebergTable, ending: str) -> tuple[str, Path]:
+    location = table.new_location(f"{uuid.uuid4()}{ending}")
+    path = path_here(location)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return location, path

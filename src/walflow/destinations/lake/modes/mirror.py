@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from walflow.destinations.lake.columnar import columnar_changes
+from walflow.destinations.lake.columnar import are_plain, columnar_changes
 from walflow.destinations.lake.copies import merge_copies, overwrite_copies
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import StoredForm
@@ -55,10 +55,9 @@ def apply(round: Round) -> StoredForm:
 
 def _merge_in_columns(round: Round) -> bool:
     columnar = round.format.columnar(round.spark)
-    if columnar is None:
+    if columnar is None or not are_plain(round.changes, round.form):
         return False
-    changes = columnar_changes(round.changes, round.form)
-    return changes is not None and columnar.merge(round.form, changes, round.stamp)
+    return columnar.merge(round.form, lambda: columnar_changes(round.changes), round.stamp)
 
 
 def _only_appends(round: Round) -> bool:

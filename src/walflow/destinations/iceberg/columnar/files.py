@@ -1,0 +1,118 @@
+"""The data files that a table consists of, and how a commit changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyroaring import BitMap64
+
+from walflow.destinations.iceberg.columnar.keys import KeyedFile
+from walflow.destinations.iceberg.columnar.schemas import NotInColumns
+from walflow.destinations.iceberg.columnar.vectors import Vector, read_vector
+from walflow.destinations.iceberg.locations import local_path
+
+__all__ = ["Delta", "Snapshot", "TableFile", "TableFiles", "path_here"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A data file of a snapshot."""
+
+    file: KeyedFile
+    bytes: int
+    rows: int
+    vector: Vector | None = None
+    """Which of its rows are gone."""
+    first_row_id: int | None = None
+    sequence_number: int | None = None
+    """What Iceberg tells rows by that never were in another file."""
+    metrics: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Of one that is new, what Iceberg wants to know of its columns."""
+
+    @property
+    def gone(self) -> int:
+        """How many of its rows are."""
+        return 0 if self.vector is None else self.vector.count
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    id: int
+    sequence_number: int
+    first_row_id: int | None
+    """Of the first row that came with it."""
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """The data files of a snapshot."""
+
+    snapshot: int | None
+    files: dict[str, TableFile]
+    """By location."""
+    _gone: dict[str, BitMap64] = field(default_factory=dict)
+
+    def gone(self, location: str) -> BitMap64:
+        """Which rows of the file are gone. Not to be changed."""
+        vector = self.files[location].vector
+        if vector is None:
+            return BitMap64()
+        if location not in self._gone:
+            self._gone[location] = read_vector(
+                path_here(vector.location), vector.offset, vector.size
+            )
+        return self._gone[location]
+
+    def after(self, delta: Delta, snapshot: Snapshot) -> None:
+        """These are the files of the snapshot that the delta has made."""
+        self.snapshot = snapshot.id
+        for location in delta.removed:
+            del self.files[location]
+            self._gone.pop(location, None)
+        if (added := delta.added) is not None:
+            self.files[added.file.location] = replace(
+                added,
+                first_row_id=snapshot.first_row_id,
+                sequence_number=snapshot.sequence_number,
+                metrics={},
+            )
+        for location, vector in delta.vectors.items():
+            self.files[location] = replace(self.files[location], vector=vector)
+            self._gone[location] = delta.gone[location]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """How a commit changes a table's files."""
+
+    added: TableFile | None = None
+    gone: Mapping[str, BitMap64] = field(default_factory=dict)
+    """By data file, all rows of it that are gone."""
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """And where that is said."""
+    removed: Collection[str] = ()
+    """The data files that the one which is added stands for, and nothing else is changed then."""
+    is_append: bool = False
+    """Whether it can be committed whatever else is."""
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.added is None and not self.vectors and not self.removed
+
+    def discard(self) -> None:
+        """Remove the files that were written for it."""
+        written = {path_here(vector.location) for vector in self.vectors.values()}
+        if self.added is not None:
+            written.add(self.added.file.path)
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def path_here(location: str) -> Path:
+    """NotInColumns if it is not a file of this machine."""
+    if (path := local_path(location)) is None:
+        raise NotInColumns(f"{location} is not a file of this machine")
+    return path
