@@ -459,9 +459,12 @@ def test_what_a_file_tells_of_its_columns(spark: SparkSession, tmp_path: Path) -
         for name in ("id", "ok", "s", "i", "n", "d", "tz", "ntz")
         for part in ("lower_bound", "upper_bound", "null_value_count", "value_count")
     )
-    ours = pair.session.sql(f"SELECT {columns} FROM {TABLE}.files").collect()
-    pair.session.sql(f"INSERT OVERWRITE {TABLE} SELECT * FROM {TABLE}")
-    sparks = pair.session.sql(f"SELECT {columns} FROM {TABLE}.files").collect()
+    # (The copy's file has no rows.)
+    told = f"SELECT {columns} FROM {TABLE}.files WHERE record_count > 0"
+    ours = pair.session.sql(told).collect()
+    whole = pair.session.table(TABLE).coalesce(1)
+    whole.writeTo(TABLE).overwritePartitions()
+    sparks = pair.session.sql(told).collect()
     assert len(ours) == len(sparks) == 1
     assert ours == sparks
     pair.destination.shutdown()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -123,22 +124,51 @@ def _inserted(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
 def _settled(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
     """A key's last change is what it comes to."""
     key = list(changes.schema.key)
-    # A change of key happens at both keys, at the one that the row leaves a moment before.
-    moments = pa.array(np.arange(table.num_rows, dtype=np.int64) * 2 + 1)
-    # By numbers: a column of the source may have any name.
-    fields = [str(number) for number in range(len(key))]
-    happened = pa.table([*table.select(key).columns, moments], names=[*fields, "moment"])
+    keys, moments = table.select(key), _moments(table)
     if changes.stats.key_changes:
         left = _departures(table, moments, key)
-        happened = pa.concat_tables([happened, left.rename_columns(happened.column_names)])
-    last = happened.group_by(fields).aggregate([("moment", "max")])
-    moment = np.sort(last["moment_max"].to_numpy())
+        keys = pa.concat_tables([keys, left.select(key)])
+        moments = np.concatenate([moments, left["_moment"].to_numpy()])
+    last = _last_of_each(keys, moments)
+    moment = np.sort(moments[last])
     arrived = table.take((moment // 2)[moment % 2 == 1])
     stays = pc.not_equal(arrived["_change_type"], ChangeType.DELETE.value)
-    return _changes(last.select(fields).rename_columns(key), arrived.filter(stays), changes)
+    return _changes(keys.take(last), arrived.filter(stays), changes)
 
 
-def _departures(table: pa.Table, moments: pa.Array, key: Sequence[str]) -> pa.Table:
+def _moments(table: pa.Table) -> npt.NDArray[np.int64]:
+    """When each change happened. A change of key happens at both keys: at the one that the row
+    leaves, a moment before."""
+    return np.arange(table.num_rows, dtype=np.int64) * 2 + 1
+
+
+def _last_of_each(keys: pa.Table, moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each key, where it is with its last moment."""
+    codes = _codes(keys)
+    order = np.argsort(moments, kind="stable")
+    last = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
+    last[codes[order]] = order  # of those with the same code, the last one stays
+    return last
+
+
+def _codes(keys: pa.Table) -> npt.NDArray[np.int64]:
+    """A number for each row: the same for the same key, from 0 on."""
+    codes, *others = map(_numbered, keys.columns)
+    for more in others:
+        # Numbered again, so that they never grow beyond what a number can be.
+        codes = _numbered(pa.chunked_array([codes * (more.max(initial=0) + 1) + more]))
+    return codes
+
+
+def _numbered(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    values = column.combine_chunks()
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    indices = values.dictionary_encode().indices
+    return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _departures(table: pa.Table, moments: npt.NDArray[np.int64], key: Sequence[str]) -> pa.Table:
     """The keys that rows left for another one, or for the same."""
     updated = pc.equal(table["_change_type"], ChangeType.UPDATE.value)
     moved = pc.and_(updated, pc.is_valid(table["_old"])).combine_chunks()
@@ -148,8 +178,8 @@ def _departures(table: pa.Table, moments: pa.Array, key: Sequence[str]) -> pa.Ta
         pc.struct_field(old, [old.type.get_field_index(name)]).cast(table.schema.field(name).type)
         for name in key
     ]
-    left = pc.subtract(moments.filter(moved), 1)
-    return pa.table([*columns, left], names=[*key, "_moment"])
+    left = moments[moved.to_numpy(zero_copy_only=False)] - 1
+    return pa.table([*columns, pa.array(left)], names=[*key, "_moment"])
 
 
 def _changes(keys: pa.Table, rows: pa.Table, changes: TableChanges) -> ColumnarChanges:
