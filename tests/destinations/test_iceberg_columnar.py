@@ -9,11 +9,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import FOREVER, KEYED, Pair
 from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
+from walflow.destinations.iceberg.columnar.reading import read_places
+from walflow.destinations.iceberg.columnar.schemas import arrow_schema
 from walflow.destinations.iceberg.columnar.table import IcebergTable
 from walflow.destinations.iceberg.columnar.tables import ColumnarTables
 from walflow.destinations.lake.format import Compacted, Compaction
@@ -70,12 +75,14 @@ KEYS: dict[str, tuple[dict[str, str], Callable[[int], Row]]] = {
 @pytest.mark.parametrize("kind", KEYS)
 def test_rounds_at_random(spark: SparkSession, tmp_path: Path, kind: str, ways: list[bool]) -> None:
     columns, key_of = KEYS[kind]
-    schema = make_schema({"v": "string", **columns, "moment": "bigint"}, list(columns))
+    schema = make_schema(
+        {"v": "string", **columns, "moment": "bigint", "large": "array<string>"}, list(columns)
+    )
     pair, chance = Pair(spark, tmp_path, schema), random.Random(kind)
     source = pair.source
     with source.transaction():
         for number in range(0, 60, 2):
-            source.insert(**key_of(number), v="copied", moment=number)
+            source.insert(**key_of(number), v="copied", moment=number, large=[str(number)])
     pair.copy()
     for round in range(6):
         if round == 3:
@@ -85,26 +92,34 @@ def test_rounds_at_random(spark: SparkSession, tmp_path: Path, kind: str, ways: 
         for _ in range(chance.randrange(1, 6)):
             with source.transaction():
                 for _ in range(chance.randrange(1, 15)):
-                    at_random(pair, chance, key_of(chance.randrange(60)), key_of)
+                    at_random(pair, chance, key_of(chance.randrange(60)), key_of, moves=round % 2)
         pair.round(pieces=chance.randrange(1, 4))
     assert ways == [True] * 6
     pair.destination.shutdown()
 
 
-def at_random(pair: Pair, chance: random.Random, key: Row, key_of: Callable[[int], Row]) -> None:
-    """Insert, change, move or delete the row with the key."""
+def at_random(
+    pair: Pair, chance: random.Random, key: Row, key_of: Callable[[int], Row], *, moves: int
+) -> None:
+    """Insert, change, move or delete the row with the key. Where rows do not move, values that stay
+    may be left out."""
     source, value = pair.source, str(chance.random())
     there = [row for row in source.rows if all(row[name] == key[name] for name in key)]
     if not there:
-        source.insert(**key, v=value, moment=chance.randrange(100))
+        source.insert(**key, v=value, moment=chance.randrange(100), large=[value, None])
     elif chance.random() < 0.3:
         source.delete(there[0])
-    elif chance.random() < 0.3:
+    elif moves and chance.random() < 0.3:
         new = key_of(chance.randrange(60))
         if not any(all(row[name] == new[name] for name in new) for row in source.rows):
             source.update(there[0], **new, v=value)
-    else:
+    elif moves:
         source.update(there[0], v=value)
+    else:
+        unsent = chance.choice([(), ("large",), ("v",), ("large", "v")])
+        told = {"v": value, "large": [value]}
+        changed = {name: new for name, new in told.items() if name not in unsent}
+        source.update(there[0], unsent, moment=chance.randrange(100), **changed)
 
 
 def test_every_type(spark: SparkSession, tmp_path: Path, ways: list[bool]) -> None:
@@ -199,7 +214,7 @@ def test_what_columns_cannot_tell_is_left_to_spark(
             pair.source.insert(id=number, t="long", at=noon(number))
     pair.copy()
     steps: tuple[Callable[[], object], ...] = (
-        lambda: pair.source.update(pair.source.find(id=1), unsent=["t"], at=noon(7)),
+        lambda: pair.source.update(pair.source.find(id=1), unsent=["t"], id=100),
         lambda: pair.source.update(pair.source.find(id=2), at=FOREVER),
         pair.source.truncate,
     )
@@ -348,6 +363,32 @@ def test_many_rows_go_at_once(spark: SparkSession, tmp_path: Path, ways: list[bo
     pair.round()
     assert ways == [True, True]
     pair.destination.shutdown()
+
+
+def test_a_value_that_was_not_sent_and_is_not_there(
+    spark: SparkSession, tmp_path: Path, ways: list[bool]
+) -> None:
+    pair = copied(spark, tmp_path)
+    lost = pair.source.find(id=3)
+    pair.session.sql(f"DELETE FROM {TABLE} WHERE id = 3")
+    with pair.source.transaction():
+        pair.source.update(lost, unsent=["a"], n=7)
+    with pytest.raises(DestinationError, match="lacks a row whose unchanged columns"):
+        pair.destination.write_events(pair.source.events(spark))
+    assert ways == [False], "Spark has said it"
+    pair.destination.shutdown()
+
+
+def test_rows_are_found_in_whichever_group(tmp_path: Path) -> None:
+    fields = [{"id": 1, "name": "n", "type": "long"}, {"id": 2, "name": "more", "type": "string"}]
+    numbers = pa.table({"n": pa.array(range(50))}, schema=arrow_schema(fields[:1]))
+    pq.write_table(numbers, tmp_path / "rows.parquet", row_group_size=7, store_schema=False)
+    places = np.array([49, 0, 7, 8, 8, 13, 14, 30])
+    read = read_places(tmp_path / "rows.parquet", fields, {}, places)
+    assert read["n"].to_pylist() == places.tolist()
+    assert read["more"].to_pylist() == [None] * 8
+    none = read_places(tmp_path / "rows.parquet", fields, {}, places[:0])
+    assert none.num_rows == 0
 
 
 # Compaction.

@@ -1,14 +1,14 @@
 """Net changes in columns: Arrow reads the log's files and settles them in this process.
 
-A job of Spark's costs some tenths of a second, and a MERGE goes through rows; where each change
-tells the whole row, what a key comes to is just its last change, and that is found in columns for a
-tenth of the CPU. Whatever else can happen is left to Spark (see walflow.spark.net).
+A job of Spark's costs some tenths of a second, and a MERGE goes through rows; mostly, what a key
+comes to is just its last change, and that is found in columns for a tenth of the CPU. Whatever else
+can happen is left to Spark (see walflow.spark.net).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ class ColumnarChanges:
     """All columns of the source."""
     origins: pa.Table
     """``_change_type``, ``_lsn`` and ``_timestamp`` of the rows' last change."""
+    unsent: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """By column, the rows whose value no change tells: it is the one that the table has."""
 
 
 def columnar_changes(changes: TableChanges) -> ColumnarChanges:
@@ -53,14 +55,15 @@ def columnar_changes(changes: TableChanges) -> ColumnarChanges:
 
 
 def are_plain(changes: TableChanges, form: StoredForm) -> bool:
-    """Whether every change tells a whole row, or the key of one that is gone, and all of them fit
-    into memory."""
+    """Whether every change tells a row under the key that it has from first to last, or whole, or
+    the key of one that is gone; and all of them fit into memory."""
     stats = changes.stats
     return (
         bool(changes.schema.key)
         and all(_is_comparable(column, form) for column in changes.schema.key_columns)
         and bool(changes.files)
-        and not (changes.former or stats.truncates or stats.unchanged or stats.exact)
+        and not (changes.former or stats.truncates or stats.exact)
+        and not (stats.unchanged and stats.key_changes)
         and stats.rows <= _MOST_ROWS
         and _bytes(changes) <= _MOST_BYTES
     )
@@ -90,6 +93,8 @@ def _read(changes: TableChanges) -> pa.Table:
     wanted = [*_ORIGIN, "_seq", *changes.schema.column_names]
     if changes.stats.key_changes:
         wanted.append("_old")
+    if changes.stats.unchanged:
+        wanted.append("_unchanged")
     read = pa.concat_tables(
         [_read_columns(file, wanted) for file in changes.files], promote_options="permissive"
     )
@@ -118,7 +123,8 @@ def _in_order(changes: pa.Table) -> pa.Table:
 
 def _inserted(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
     """The position proves that none of them is there yet."""
-    return _changes(table.slice(0, 0).select(list(changes.schema.key)), table, changes)
+    keys = table.slice(0, 0).select(list(changes.schema.key))
+    return ColumnarChanges(keys, _rows(table, changes), table.select(list(_ORIGIN)))
 
 
 def _settled(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
@@ -129,11 +135,59 @@ def _settled(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
         left = _departures(table, moments, key)
         keys = pa.concat_tables([keys, left.select(key)])
         moments = np.concatenate([moments, left["_moment"].to_numpy()])
-    last = _last_of_each(keys, moments)
+    codes = _codes(keys)
+    last = _last_of_each(codes, moments)
     moment = np.sort(moments[last])
-    arrived = table.take((moment // 2)[moment % 2 == 1])
-    stays = pc.not_equal(arrived["_change_type"], ChangeType.DELETE.value)
-    return _changes(keys.take(last), arrived.filter(stays), changes)
+    arrived = (moment // 2)[moment % 2 == 1]
+    told = np.asarray(pc.not_equal(table["_change_type"], ChangeType.DELETE.value))
+    at = arrived[told[arrived]]
+    rows = _rows(table.take(at), changes)
+    unsent: dict[str, npt.NDArray[np.bool_]] = {}
+    if changes.stats.unchanged:
+        rows, unsent = _filled(rows, table, codes, told, at)
+    return ColumnarChanges(keys.take(last), rows, table.select(list(_ORIGIN)).take(at), unsent)
+
+
+def _filled(
+    rows: pa.Table,
+    table: pa.Table,
+    codes: npt.NDArray[np.int64],
+    told: npt.NDArray[np.bool_],
+    at: npt.NDArray[np.int64],
+) -> tuple[pa.Table, dict[str, npt.NDArray[np.bool_]]]:
+    """The rows, which are the changes at these places, with values that were not sent with them,
+    from the newest change of the key that tells them; and where there is none.
+
+    (A change of a row that was there before it was deleted is no newer than its insert, which tells
+    all of it.)
+    """
+    unsent = {}
+    for name, left_out in _left_out(table["_unchanged"]).items():
+        if not left_out[at].any():
+            continue
+        newest = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
+        tells = np.flatnonzero(told & ~left_out)
+        newest[codes[tells]] = tells
+        source = np.where(left_out[at], newest[codes[at]], at)
+        nowhere = source < 0
+        values = table[name].take(pa.array(source, mask=nowhere))
+        rows = rows.set_column(rows.schema.get_field_index(name), name, values)
+        if nowhere.any():
+            unsent[name] = nowhere
+    return rows, unsent
+
+
+def _left_out(unchanged: pa.ChunkedArray) -> dict[str, npt.NDArray[np.bool_]]:
+    """By column, the changes that it was not sent with."""
+    if pa.types.is_null(unchanged.type):
+        return {}
+    lists = unchanged.combine_chunks()
+    names, owners = pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists))
+    found = {}
+    for name in names.unique().to_pylist():
+        found[name] = np.zeros(len(lists), dtype=bool)
+        found[name][owners[np.asarray(pc.equal(names, name))]] = True
+    return found
 
 
 def _moments(table: pa.Table) -> npt.NDArray[np.int64]:
@@ -142,9 +196,10 @@ def _moments(table: pa.Table) -> npt.NDArray[np.int64]:
     return np.arange(table.num_rows, dtype=np.int64) * 2 + 1
 
 
-def _last_of_each(keys: pa.Table, moments: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _last_of_each(
+    codes: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """For each key, where it is with its last moment."""
-    codes = _codes(keys)
     order = np.argsort(moments, kind="stable")
     last = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
     last[codes[order]] = order  # of those with the same code, the last one stays
@@ -162,6 +217,8 @@ def _codes(keys: pa.Table) -> npt.NDArray[np.int64]:
 
 def _numbered(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     values = column.combine_chunks()
+    if values.null_count:
+        raise ValueError("a key has a null")
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     indices = values.dictionary_encode().indices
@@ -182,6 +239,5 @@ def _departures(table: pa.Table, moments: npt.NDArray[np.int64], key: Sequence[s
     return pa.table([*columns, pa.array(left)], names=[*key, "_moment"])
 
 
-def _changes(keys: pa.Table, rows: pa.Table, changes: TableChanges) -> ColumnarChanges:
-    named = rows.select(list(changes.schema.column_names))
-    return ColumnarChanges(keys, named, rows.select(list(_ORIGIN)))
+def _rows(table: pa.Table, changes: TableChanges) -> pa.Table:
+    return table.select(list(changes.schema.column_names))

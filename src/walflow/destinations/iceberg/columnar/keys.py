@@ -64,19 +64,24 @@ class Keys:
     ) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64]]]:
         """The files that have rows with the keys, and where in them these are, in ascending order.
         Some of these rows may be deleted. NotInColumns if a file tells its keys in another way."""
-        if not keys.num_rows:
-            return
-        names = [str(number) for number in range(len(columns))]
-        wanted = pa.table(
-            [
-                keys.column(number).cast(column.type).combine_chunks()
-                for number, column in enumerate(columns)
-            ],
-            names=names,
-        )
-        span = _bounds(wanted.column(0))
-        for some in self._portions(files, columns, span):
-            yield from _find(some, wanted)
+        for some, wanted in self._portions(files, columns, keys):
+            found = _every(some).join(wanted, wanted.column_names, join_type="left semi")
+            places = np.sort(found["place"].to_numpy())
+            for file, start, part in _by_file(some, places):
+                yield file, places[part] - start
+
+    def locate(
+        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
+    ) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """So too, and which of the keys each of them has. Costs more than ``find``."""
+        numbers = pa.array(np.arange(keys.num_rows, dtype=np.int64))
+        for some, wanted in self._portions(files, columns, keys):
+            numbered = wanted.append_column("number", numbers)
+            found = _every(some).join(numbered, wanted.column_names, join_type="inner")
+            found = found.sort_by("place")
+            places, number = found["place"].to_numpy(), found["number"].to_numpy()
+            for file, start, part in _by_file(some, places):
+                yield file, places[part] - start, number[part]
 
     def forget(self, locations: Iterable[str]) -> None:
         """These files are no longer the table's."""
@@ -86,24 +91,28 @@ class Keys:
                 self._bytes -= self._read.pop(key).keys.nbytes
 
     def _portions(
-        self,
-        files: Sequence[KeyedFile],
-        columns: tuple[KeyColumn, ...],
-        span: tuple[Any, Any],
-    ) -> Iterator[list[tuple[KeyedFile, pa.Table]]]:
+        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
+    ) -> Iterator[tuple[list[tuple[KeyedFile, pa.Table]], pa.Table]]:
+        """Some of the files that may have some of the keys, with their own; and the keys in the
+        same form."""
+        if not keys.num_rows:
+            return
+        named = zip(keys.columns, columns, strict=True)
+        wanted = _named([column.cast(own.type) for column, own in named])
+        span = _bounds(wanted.column(0))
         portion: list[tuple[KeyedFile, pa.Table]] = []
         rows = 0
         for file in files:
-            keys = self._keys(file, columns, span)
-            if keys is None:
+            own = self._keys(file, columns, span)
+            if own is None:
                 continue
-            if portion and rows + keys.num_rows > _AT_ONCE:
-                yield portion
+            if portion and rows + own.num_rows > _AT_ONCE:
+                yield portion, wanted
                 portion, rows = [], 0
-            portion.append((file, keys))
-            rows += keys.num_rows
+            portion.append((file, own))
+            rows += own.num_rows
         if portion:
-            yield portion
+            yield portion, wanted
 
     def _keys(
         self, file: KeyedFile, columns: tuple[KeyColumn, ...], span: tuple[Any, Any]
@@ -137,8 +146,7 @@ def _read(path: Path, columns: Sequence[KeyColumn]) -> _Read:
             # It was added later, and all its rows have the same value in it.
             raise NotInColumns(f"{path} lacks a column of the key")
         read = file.read(columns=list(called.values()))
-    arrays = [read[called[column.id]].cast(column.type).combine_chunks() for column in columns]
-    keys = pa.table(arrays, names=[str(number) for number in range(len(columns))])
+    keys = _named([read[called[column.id]].cast(column.type) for column in columns])
     return _Read(keys, _bounds(keys.column(0)))
 
 
@@ -153,19 +161,27 @@ def _meet(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     return bool(one[0] <= other[1] and other[0] <= one[1])
 
 
-def _find(
-    files: Sequence[tuple[KeyedFile, pa.Table]], wanted: pa.Table
-) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64]]]:
+def _named(columns: Sequence[pa.ChunkedArray]) -> pa.Table:
+    """By numbers: a column of the source may have any name."""
+    arrays = [column.combine_chunks() for column in columns]
+    return pa.table(arrays, names=[str(number) for number in range(len(arrays))])
+
+
+def _every(files: Sequence[tuple[KeyedFile, pa.Table]]) -> pa.Table:
+    """The keys of all of them, and the place of each in the whole."""
     every = pa.concat_tables([keys for _, keys in files])
     places = pa.array(np.arange(every.num_rows, dtype=np.int64))
-    names = wanted.column_names
-    found = every.append_column("place", places).join(wanted, names, join_type="left semi")
-    at = np.sort(found["place"].to_numpy())
-    ends = np.cumsum([keys.num_rows for _, keys in files])
-    begins = np.concatenate([[0], ends[:-1]])
-    cuts = np.searchsorted(at, ends)
-    start = 0
-    for (file, _), begin, cut in zip(files, begins, cuts, strict=True):
-        if cut > start:
-            yield file, at[start:cut] - begin
-        start = int(cut)
+    return every.append_column("place", places)
+
+
+def _by_file(
+    files: Sequence[tuple[KeyedFile, pa.Table]], places: npt.NDArray[np.int64]
+) -> Iterator[tuple[KeyedFile, int, slice]]:
+    """Of places in the whole, in order: the part that is a file's, and where the file begins."""
+    begin = 0
+    for file, keys in files:
+        end = begin + keys.num_rows
+        first, last = np.searchsorted(places, (begin, end))
+        if last > first:
+            yield file, begin, slice(int(first), int(last))
+        begin = end

@@ -8,12 +8,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.destinations.iceberg.columnar.schemas import FIELD_ID, Field, arrow_schema
+from walflow.destinations.iceberg.columnar.schemas import (
+    FIELD_ID,
+    Field,
+    NotInColumns,
+    arrow_schema,
+)
 
-__all__ = ["NameMapping", "file_columns", "read_rows"]
+__all__ = ["NameMapping", "file_columns", "read_places", "read_rows"]
+
+_MOST_BYTES = 256 << 20
+"""Of a file's row groups, to find some rows in them."""
 
 NameMapping = Mapping[int, tuple[str, ...]]
 """By id, what files that do not tell ids may call a column."""
@@ -35,14 +45,41 @@ def file_columns(schema: pa.Schema, ids: Iterable[int], names: NameMapping) -> d
 
 def read_rows(path: Path, fields: Sequence[Field], names: NameMapping) -> pa.Table:
     """All rows of the file, with these columns. What it lacks has the value that such rows have."""
-    schema = arrow_schema(fields)
     with pq.ParquetFile(path, memory_map=True) as file:
-        called = file_columns(file.schema_arrow, [field["id"] for field in fields], names)
-        read = file.read(columns=list(called.values()))
+        return _read(file, range(file.num_row_groups), fields, names)
+
+
+def read_places(
+    path: Path, fields: Sequence[Field], names: NameMapping, places: npt.NDArray[np.int64]
+) -> pa.Table:
+    """So too, but only the rows at these places of the file. Reads no more than the row groups that
+    they are in; NotInColumns if these are very large."""
+    with pq.ParquetFile(path, memory_map=True) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        lengths = np.array([group.num_rows for group in groups], dtype=np.int64)
+        ends = np.cumsum(lengths)
+        of = np.searchsorted(ends, places, side="right")
+        wanted = np.unique(of)
+        if sum(groups[number].total_byte_size for number in wanted) > _MOST_BYTES:
+            raise NotInColumns(f"much of {path} would have to be read")
+        read = _read(file, wanted.tolist(), fields, names)
+    # Where the groups begin among those that were read.
+    begins = np.zeros(len(groups), dtype=np.int64)
+    begins[wanted] = np.cumsum(lengths[wanted]) - lengths[wanted]
+    return read.take(begins[of] + places - (ends - lengths)[of])
+
+
+def _read(
+    file: pq.ParquetFile, groups: Sequence[int], fields: Sequence[Field], names: NameMapping
+) -> pa.Table:
+    schema = arrow_schema(fields)
+    called = file_columns(file.schema_arrow, [field["id"] for field in fields], names)
+    read = file.read_row_groups(list(groups), columns=list(called.values()))
+    rows = sum(file.metadata.row_group(number).num_rows for number in groups)
     columns = [
         read[called[field["id"]]].cast(kind)
         if field["id"] in called
-        else pa.repeat(_default(field, kind), read.num_rows)
+        else pa.repeat(_default(field, kind), rows)
         for field, kind in zip(fields, schema.types, strict=True)
     ]
     return pa.table(columns, schema=schema)

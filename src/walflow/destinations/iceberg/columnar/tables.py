@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import structlog
 from pyroaring import BitMap64
 
 from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite, live_rows
 from walflow.destinations.iceberg.columnar.files import Delta, TableFiles
-from walflow.destinations.iceberg.columnar.keys import KeyColumn, Keys
-from walflow.destinations.iceberg.columnar.reading import NameMapping
+from walflow.destinations.iceberg.columnar.keys import KeyColumn, KeyedFile, Keys
+from walflow.destinations.iceberg.columnar.reading import NameMapping, read_places
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns, arrow_schema, arrow_type
 from walflow.destinations.iceberg.columnar.table import IcebergTable
 from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
@@ -44,6 +45,18 @@ class _Known:
     fields: list[dict[str, Any]]
     names: NameMapping
     files: TableFiles
+
+    @property
+    def keyed_files(self) -> list[KeyedFile]:
+        return [file.file for file in self.files.files.values()]
+
+    def key(self, form: StoredForm) -> tuple[KeyColumn, ...]:
+        by_name = {field["name"]: field for field in self.fields}
+        fields = [by_name[name] for name in form.schema.key]
+        return tuple(
+            KeyColumn(field["id"], self.names.get(field["id"], ()), arrow_type(field["type"]))
+            for field in fields
+        )
 
 
 class ColumnarTables:
@@ -143,6 +156,8 @@ class ColumnarTables:
 
     def _round(self, known: _Known, form: StoredForm, changes: ColumnarChanges) -> Delta:
         rows = _stored_rows(known, form, changes)
+        if changes.unsent:
+            rows = self._completed(known, form, rows, changes)
         gone = self._gone(known, form, changes.keys)
         delta = Delta(None, gone, new_vectors(known.table, gone))
         if not rows.num_rows:
@@ -170,23 +185,40 @@ class ColumnarTables:
 
     def _gone(self, known: _Known, form: StoredForm, keys: pa.Table) -> dict[str, BitMap64]:
         """By data file, all rows that are gone with the keys, where they are more than before."""
-        by_name = {field["name"]: field for field in known.fields}
-        columns = tuple(
-            KeyColumn(
-                by_name[name]["id"],
-                known.names.get(by_name[name]["id"], ()),
-                arrow_type(by_name[name]["type"]),
-            )
-            for name in form.schema.key
-        )
-        files = [file.file for file in known.files.files.values()]
         found = {}
-        for file, places in self._keys.find(files, columns, keys):
+        for file, places in self._keys.find(known.keyed_files, known.key(form), keys):
             before = known.files.gone(file.location)
             after = before | BitMap64(places)
             if len(after) > len(before):
                 found[file.location] = after
         return found
+
+    def _completed(
+        self, known: _Known, form: StoredForm, rows: pa.Table, changes: ColumnarChanges
+    ) -> pa.Table:
+        """The rows, with what no change tells of them from the rows that they take the place of."""
+        lacking = np.flatnonzero(np.logical_or.reduce(list(changes.unsent.values())))
+        fields = [field for field in known.fields if field["name"] in changes.unsent]
+        keys = rows.select(list(form.schema.key)).take(lacking)
+        parts, numbers = [], []
+        for file, places, number in self._keys.locate(known.keyed_files, known.key(form), keys):
+            gone = np.asarray(known.files.gone(file.location).to_array(), dtype=np.int64)
+            alive = ~np.isin(places, gone)
+            parts.append(read_places(file.path, fields, known.names, places[alive]))
+            numbers.append(number[alive])
+        found = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
+        if not np.array_equal(np.sort(found), np.arange(len(lacking))):
+            raise NotInColumns("it lacks a row whose unchanged columns a change relies on")
+        # Where each of the lacking rows is among those that were found.
+        place = np.zeros(rows.num_rows, dtype=np.int64)
+        place[lacking[found]] = np.arange(len(found))
+        there = pa.concat_tables(parts)
+        for name, mask in changes.unsent.items():
+            both = pa.chunked_array([*rows[name].chunks, *there[name].chunks])
+            at = np.where(mask, rows.num_rows + place, np.arange(rows.num_rows))
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, rows.schema.field(index), both.take(at))
+        return rows
 
 
 def _stored_rows(known: _Known, form: StoredForm, changes: ColumnarChanges) -> pa.Table:
