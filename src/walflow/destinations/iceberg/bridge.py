@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from walflow.destinations.iceberg.tables import (
     NAME_MAPPING,
     all_properties,
 )
-from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored
+from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored, Version
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import POSITION, Stamp
@@ -232,6 +232,21 @@ class Bridge:
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         return None if found is None else found[1]
+
+    def versions(self, name: TableName) -> list[Version]:
+        """See LakeFormat.versions."""
+        current = self._catalog.loadTable(self._identifier(name)).operations().current()
+        # As JSON: see look.
+        told = json.loads(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(current))
+        snapshots = sorted(told.get("snapshots", []), key=lambda one: one["timestamp-ms"])
+        return [
+            Version(
+                snapshot["snapshot-id"],
+                datetime.fromtimestamp(snapshot["timestamp-ms"] / 1000, UTC),
+                Lsn.parse(lsn) if (lsn := snapshot["summary"].get(POSITION)) else None,
+            )
+            for snapshot in snapshots
+        ]
 
     def expire(self, name: TableName, versions: Sequence[int]) -> None:
         """See LakeFormat.expire. No job of Spark's looks for the files, as it does by SQL."""

@@ -182,7 +182,8 @@ class IcebergFormat:
         return f"{table_identifier(name)} VERSION AS OF {version}"
 
     def versions(self, spark: SparkSession, name: TableName) -> list[Version]:
-        return read_versions(spark, name)
+        bridge = self._bridge(spark)
+        return read_versions(spark, name) if bridge is None else bridge.versions(name)
 
     def versions_at(
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
