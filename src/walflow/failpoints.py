@@ -19,21 +19,25 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from walflow.errors import ConfigError, FailpointReached
 
-__all__ = ["failpoint", "set_failpoints"]
+__all__ = ["ScriptedFault", "failpoint", "parse_faults", "set_failpoints"]
 
 VARIABLE = "WALFLOW_FAILPOINTS"
 _ENTRY = re.compile(
     r"(?P<name>[a-z_.]+)(?:\[(?P<subject>[^]]*)])?(?:@(?P<hit>\d+))?"
-    r"=(?P<action>kill|raise|sleep):?(?P<seconds>[\d.]+)?"
+    r"=(?P<action>[a-z]+):?(?P<seconds>[\d.]+)?"
 )
 
 
 @dataclass(slots=True)
-class _Point:
+class ScriptedFault:
+    """An entry of a script: what is to happen at which hit of a place."""
+
+    name: str
     subject: str | None
     hit: int | None
     action: str
@@ -41,36 +45,35 @@ class _Point:
     count: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def reach(self, name: str, subject: str) -> None:
-        if self.subject is not None and self.subject != subject:
-            return
+    def strikes(self, *subjects: str) -> bool:
+        """Whether it is time. Asked once each time that the place is reached with the subjects."""
+        if self.subject is not None and self.subject not in subjects:
+            return False
         with self.lock:
             self.count += 1
-            if self.hit is not None and self.count != self.hit:
-                return
-        if self.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.action == "sleep":
-            time.sleep(self.seconds)
-            return
-        raise FailpointReached(f"the failpoint {name} was reached ({subject})")
+            return self.hit is None or self.count == self.hit
 
 
-def _parse(text: str) -> dict[str, list[_Point]]:
-    points: dict[str, list[_Point]] = {}
+def parse_faults(text: str, what: str, actions: Sequence[str]) -> list[ScriptedFault]:
+    """Read a script: entries with semicolons between. ``what`` has it, if it is wrong."""
+    found = []
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         match = _ENTRY.fullmatch(entry)
-        if match is None:
+        if match is None or match["action"] not in actions:
             raise ConfigError(
-                f"{VARIABLE} has {entry!r}, which is not name[table]@hit=kill|raise|sleep:seconds"
+                f"{what} has {entry!r}, which is not name[table]@hit={'|'.join(actions)} "
+                "(sleep:seconds)"
             )
-        point = _Point(
-            match["subject"],
-            None if match["hit"] is None else int(match["hit"]),
-            match["action"],
-            float(match["seconds"] or 0),
-        )
-        points.setdefault(match["name"], []).append(point)
+        hit = None if match["hit"] is None else int(match["hit"])
+        seconds = float(match["seconds"] or 0)
+        found.append(ScriptedFault(match["name"], match["subject"], hit, match["action"], seconds))
+    return found
+
+
+def _parse(text: str) -> dict[str, list[ScriptedFault]]:
+    points: dict[str, list[ScriptedFault]] = {}
+    for point in parse_faults(text, VARIABLE, ("kill", "raise", "sleep")):
+        points.setdefault(point.name, []).append(point)
     return points
 
 
@@ -86,4 +89,11 @@ def set_failpoints(text: str) -> None:
 def failpoint(name: str, subject: object = "") -> None:
     """Act if a test has asked for it at this place."""
     for point in _points.get(name, ()):
-        point.reach(name, str(subject))
+        if not point.strikes(str(subject)):
+            continue
+        if point.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif point.action == "sleep":
+            time.sleep(point.seconds)
+        else:
+            raise FailpointReached(f"the failpoint {name} was reached ({subject})")

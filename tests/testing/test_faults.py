@@ -75,7 +75,7 @@ def test_it_fails_by_its_script() -> None:
 
 
 def test_a_script_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="'write_events=explode', which is not call"):
+    with pytest.raises(ConfigError, match="'write_events=explode', which is not name"):
         FaultyDestination(Notebook(), "write_events=explode")
 
 

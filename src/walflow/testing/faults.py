@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import functools
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from walflow.destinations.base import Destination, Events
-from walflow.errors import ConfigError, DestinationError
+from walflow.errors import DestinationError
 from walflow.evolution import Evolution
-from walflow.failpoints import set_failpoints
+from walflow.failpoints import ScriptedFault, parse_faults, set_failpoints
 from walflow.model import TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FaultyDestination", "failpoints"]
-
-_FAULT = re.compile(
-    r"(?P<call>[a-z_]+)(?:\[(?P<table>[^]]*)])?(?:@(?P<hit>\d+))?"
-    r"=(?P<action>fail|lost|sleep):?(?P<seconds>[\d.]+)?"
-)
-
-
-@dataclass(slots=True)
-class _Fault:
-    call: str
-    table: str | None
-    hit: int | None
-    action: str
-    seconds: float
-    count: int = 0
-
-    def strikes(self, call: str, tables: tuple[str, ...]) -> bool:
-        if call != self.call or (self.table is not None and self.table not in tables):
-            return False
-        self.count += 1
-        return self.hit is None or self.count == self.hit
 
 
 class FaultyDestination:
@@ -58,7 +35,7 @@ class FaultyDestination:
         self.inner = inner
         self.calls: list[tuple[str, TableName | None]] = []
         """What was called, and for which table (the first, if for several)."""
-        self._faults: list[_Fault] = []
+        self._faults: list[ScriptedFault] = []
         self._lock = threading.Lock()
         self.script(script)
         # As attributes of the object: so isinstance sees which protocols the one inside has.
@@ -74,7 +51,7 @@ class FaultyDestination:
 
     def script(self, text: str) -> None:
         """Fail by this script from now on; an empty one ends all faults."""
-        faults = [_parse(entry.strip()) for entry in text.split(";") if entry.strip()]
+        faults = parse_faults(text, "The script of faults", ("fail", "lost", "sleep"))
         with self._lock:
             self._faults = faults
 
@@ -91,8 +68,8 @@ class FaultyDestination:
         tables = _tables_of(args)
         with self._lock:
             self.calls.append((name, tables[0] if tables else None))
-            names = tuple(map(str, tables))
-            struck = [fault for fault in self._faults if fault.strikes(name, names)]
+            faults = [fault for fault in self._faults if fault.name == name]
+        struck = [fault for fault in faults if fault.strikes(*map(str, tables))]
         for fault in struck:
             if fault.action == "sleep":
                 time.sleep(fault.seconds)
@@ -102,17 +79,6 @@ class FaultyDestination:
         if any(fault.action == "lost" for fault in struck):
             raise DestinationError(f"the answer of {name} was told to get lost")
         return answer
-
-
-def _parse(entry: str) -> _Fault:
-    match = _FAULT.fullmatch(entry)
-    if match is None:
-        raise ConfigError(
-            f"The script of faults has {entry!r}, which is not call[table]@hit=fail|lost|sleep:s"
-        )
-    hit = None if match["hit"] is None else int(match["hit"])
-    seconds = float(match["seconds"] or 0)
-    return _Fault(match["call"], match["table"], hit, match["action"], seconds)
 
 
 def _tables_of(args: tuple[Any, ...]) -> list[TableName]:
