@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.destinations.conftest import OWNER
-from tests.destinations.pairs import FOREVER, KEYED, Pair
+from tests.destinations.pairs import KEYED, NAN, Pair
 from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
+from walflow.destinations.base import Events
+from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite
+from walflow.destinations.iceberg.columnar.files import TableFile
+from walflow.destinations.iceberg.columnar.keys import KeyedFile
 from walflow.destinations.iceberg.columnar.reading import read_places
 from walflow.destinations.iceberg.columnar.schemas import arrow_schema
 from walflow.destinations.iceberg.columnar.table import IcebergTable
 from walflow.destinations.iceberg.columnar.tables import ColumnarTables
+from walflow.destinations.iceberg.columnar.vectors import Vector
 from walflow.destinations.lake.format import Compacted, Compaction
 from walflow.destinations.lake.owner import Stamp
 from walflow.errors import DestinationError
-from walflow.model import Column, Lsn, PgType, TableSchema
+from walflow.model import Column, Lsn, PgType, Span, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -207,16 +213,18 @@ def test_tables_that_somebody_wants_otherwise_are_left_to_spark(
 def test_what_columns_cannot_tell_is_left_to_spark(
     spark: SparkSession, tmp_path: Path, ways: list[bool]
 ) -> None:
-    schema = make_schema({"id": "bigint", "t": "string", "at": "timestamp"}, ["id"])
+    schema = make_schema({"id": "bigint", "t": "string", "n": "decimal(12,2)"}, ["id"])
     pair = Pair(spark, tmp_path, schema)
-    with pair.source.transaction():
+    source = pair.source
+    with source.transaction():
         for number in range(5):
-            pair.source.insert(id=number, t="long", at=noon(number))
+            source.insert(id=number, t="long", n=Decimal("1.00"))
     pair.copy()
     steps: tuple[Callable[[], object], ...] = (
-        lambda: pair.source.update(pair.source.find(id=1), unsent=["t"], id=100),
-        lambda: pair.source.update(pair.source.find(id=2), at=FOREVER),
-        pair.source.truncate,
+        lambda: source.update(source.find(id=1), unsent=["t"], id=100),
+        lambda: source.update(source.find(id=2), n=NAN),
+        lambda: source.update(source.find(id=2), unsent=["n"], t="its exact text stays, too"),
+        source.truncate,
     )
     for step in steps:
         with pair.source.transaction():
@@ -224,7 +232,7 @@ def test_what_columns_cannot_tell_is_left_to_spark(
         pair.round()
     assert not ways
     with pair.source.transaction():
-        pair.source.insert(id=1, at=noon(1))
+        pair.source.insert(id=1, t="t")
     pair.round()
     assert ways == [True], "the table has exact texts, but not in its key"
     pair.destination.shutdown()
@@ -292,6 +300,27 @@ def test_who_writes_the_same_round_is_noticed(
     pair.destination.write_events(events)
     pair.check()
     assert len(pair.positions()) == 2
+    pair.destination.shutdown()
+
+
+def test_who_writes_a_part_of_the_round_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
+    """As a commit may land of a process that was killed."""
+    pair = copied(spark, tmp_path)
+    change(pair, 1)
+    pair.round()
+    parts = []
+    for key in (1000, 1001):
+        with pair.source.transaction():
+            pair.source.insert(id=key)
+        parts.append(pair.source.events(spark))
+    pair.another_destination().write_events(parts[0])
+    (first,), (second,) = (part.tables for part in parts)
+    whole = replace(first, files=first.files + second.files, stats=first.stats + second.stats)
+    events = Events(Span(parts[0].span.after, parts[1].span.upto), (whole,))
+    with pytest.raises(DestinationError, match="who else writes it"):
+        pair.destination.write_events(events)
+    pair.destination.write_events(events)
+    pair.check()
     pair.destination.shutdown()
 
 
@@ -420,6 +449,26 @@ def test_small_files_become_one(spark: SparkSession, tmp_path: Path) -> None:
     assert data_files(pair) == 1
     assert row_ids(pair) == followed
     pair.destination.shutdown()
+
+
+def test_which_files_become_one() -> None:
+    policy = Compaction(small_files=4, target_bytes=8 * 1000)
+    sizes = [100, 107, 103, 950, 20, 900, 5000]
+    assert taken(policy, sizes) == [100, 103, 107], "those of a size"
+    assert taken(policy, [10, 100, 101, 500, 5000]) == [100, 101]
+    assert taken(policy, [10, 100, 300, 950]) == [], "each is much larger than those before it"
+    assert taken(policy, [10, 100, 300, 950], gone=40) == [10], "worn"
+    assert taken(policy, [100, 999, 5000], gone=40) == [100], "though there are few"
+    assert taken(policy, [100, 999, 5000], gone=20) == []
+
+
+def taken(policy: Compaction, sizes: list[int], gone: int = 0) -> list[int]:
+    """How long those of files of 100 rows are that are to become one."""
+    every = [
+        TableFile(KeyedFile(str(size), Path(str(size))), size, 100, Vector("", 0, 0, 0, gone))
+        for size in sizes
+    ]
+    return [file.bytes for file in files_to_rewrite(every, policy)]
 
 
 def test_worn_files_are_written_anew_one_at_a_time(spark: SparkSession, tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ def are_plain(changes: TableChanges, form: StoredForm) -> bool:
         bool(changes.schema.key)
         and all(_is_comparable(column, form) for column in changes.schema.key_columns)
         and bool(changes.files)
-        and not (changes.former or stats.truncates or stats.exact)
-        and not (stats.unchanged and stats.key_changes)
+        and not (changes.former or stats.truncates or stats.exact or stats.incomplete)
+        # Values that stay may have exact texts that stay with them.
+        and not (stats.unchanged and (stats.key_changes or form.exact))
         and stats.rows <= _MOST_ROWS
         and _bytes(changes) <= _MOST_BYTES
     )
@@ -78,7 +79,7 @@ def _is_comparable(column: Column, form: StoredForm) -> bool:
 
 
 def _only_inserts(changes: TableChanges) -> bool:
-    return changes.stats.inserts == changes.stats.rows
+    return changes.stats.inserts == changes.stats.rows and not changes.stats.unchanged
 
 
 def _bytes(changes: TableChanges) -> int:
@@ -158,7 +159,7 @@ def _filled(
     """The rows, which are the changes at these places, with values that were not sent with them,
     from the newest change of the key that tells them; and where there is none.
 
-    (A change of a row that was there before it was deleted is no newer than its insert, which tells
+    (A change of a row that had the key before is no newer than the insert of this one, which tells
     all of it.)
     """
     unsent = {}

@@ -241,7 +241,7 @@ class LakeDestination:
             form = self._form(todo.schema, exact=EXACT in stored.columns)
             stamp = Stamp(self._owner, span.upto)
             with self._format.stamped(spark, stamp):
-                round = Round(self._format, form, todo, stamp)
+                round = Round(self._format, form, todo, stored.position, stamp)
                 if not is_viewed:
                     form = replace(MODES[form.plan.mode].apply(round), schema=table)
                 else:

@@ -117,9 +117,12 @@ class Columnar(Protocol):
     """Writes in columns, in this process. False: this table's cannot be written so, and then
     nothing has happened."""
 
-    def merge(self, form: StoredForm, settle: Callable[[], ColumnarChanges], stamp: Stamp) -> bool:
+    def merge(
+        self, form: StoredForm, settle: Callable[[], ColumnarChanges], begins: Lsn, stamp: Stamp
+    ) -> bool:
         """Put the rows in the place of those with the keys, in one commit with the stamp.
-        ``settle`` tells what the changes come to, and is asked only if the table can be written."""
+        ``settle`` tells what the changes come to since the position at which the table is
+        (DestinationError if it is elsewhere), and is asked only if the table can be written."""
 
     def append(self, name: TableName, rows: pa.Table) -> bool:
         """Add rows that have all columns of the table. One commit, without a stamp."""

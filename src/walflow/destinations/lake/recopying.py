@@ -171,7 +171,7 @@ def write_differences(
             rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, exact=True
         )
         written = Differences(schema, (), stats, spark, rows=changes)
-        return MODES[form.plan.mode].apply(Round(format, form, written, stamp))
+        return MODES[form.plan.mode].apply(Round(format, form, written, stamp.position, stamp))
 
 
 @dataclass(frozen=True, slots=True)

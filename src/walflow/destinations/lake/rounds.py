@@ -14,6 +14,7 @@ from walflow.destinations.lake.format import Constant, LakeFormat
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.merging import our_values
 from walflow.destinations.lake.owner import Stamp
+from walflow.model import Lsn
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.names import quoted
 
@@ -33,6 +34,8 @@ class Round:
     form: StoredForm
     """As the table is; ``exact`` tells whether it has the column of exact texts."""
     changes: TableChanges
+    begins: Lsn
+    """The table's position: there are no changes from before it."""
     stamp: Stamp
     """What the session stamps its commits with."""
 

@@ -62,11 +62,11 @@ def _write(spark: SparkSession, format: LakeFormat) -> None:
                 format.create(session, form, stamp.owner)
             for stats in (ChangeStats(rows=1, inserts=1), ChangeStats(rows=1, updates=1)):
                 with format.stamped(session, stamp):
-                    mirror.apply(Round(format, form, _made(session, stats), stamp))
+                    mirror.apply(Round(format, form, _made(session, stats), stamp.position, stamp))
             # And once more in columns, where the format can.
             changes = _in_file(Path(folder), session)
             with format.stamped(session, stamp):
-                mirror.apply(Round(format, form, changes, stamp))
+                mirror.apply(Round(format, form, changes, stamp.position, stamp))
         pool.close()
 
 

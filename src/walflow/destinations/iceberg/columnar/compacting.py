@@ -34,19 +34,19 @@ _UPDATED: Field = {"id": 2147483539, "name": "_last_updated_sequence_number", "t
 def files_to_rewrite(files: Collection[TableFile], policy: Compaction) -> list[TableFile]:
     """Those that are to become one file now; none if it would not pay."""
     small = [file for file in files if file.bytes < policy.target_bytes // SMALL]
-    if len(small) >= policy.small_files:
-        return _of_a_size(small)
+    if len(small) >= policy.small_files and (taken := _of_a_size(small)):
+        return taken
     worn = [file for file in files if file.gone >= WORN_SHARE * file.rows]
     return [min(worn, key=lambda file: file.bytes)] if worn else []
 
 
 def _of_a_size(small: Sequence[TableFile]) -> list[TableFile]:
-    """The smallest, and larger ones as long as all before them are together as large: so a row is
-    written anew only when its file doubles."""
+    """The smallest, and larger ones as long as all before them are together half as large: so a row
+    is written anew only when its file grows by half at least."""
     taken: list[TableFile] = []
     total = 0
     for file in sorted(small, key=lambda file: file.bytes)[:_AT_ONCE_FILES]:
-        if taken and file.bytes > total:
+        if taken and file.bytes > 2 * total:
             if len(taken) > 1:
                 break
             # Nothing is as small as it.

@@ -14,7 +14,18 @@ from walflow.destinations.iceberg.columnar.schemas import NotInColumns
 from walflow.destinations.iceberg.columnar.vectors import Vector, read_vector
 from walflow.destinations.iceberg.locations import local_path
 
-__all__ = ["Delta", "Snapshot", "TableFile", "TableFiles", "path_here"]
+__all__ = ["Delta", "Snapshot", "TableFile", "TableFiles", "check_size", "path_here"]
+
+_MOST_FILES = 500
+"""A table with more is left to Spark: to ask for them one by one takes too long."""
+_MOST_ROWS = 20_000_000
+"""So is one with more: it takes too long to look through their keys."""
+
+
+def check_size(files: int, rows: int) -> None:
+    """NotInColumns if a table is too large."""
+    if files > _MOST_FILES or rows > _MOST_ROWS:
+        raise NotInColumns(f"it has {files} files and {rows} rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,10 @@ class TableFiles:
     files: dict[str, TableFile]
     """By location."""
     _gone: dict[str, BitMap64] = field(default_factory=dict)
+
+    def check_size(self) -> None:
+        """NotInColumns if they are too many."""
+        check_size(len(self.files), sum(file.rows for file in self.files.values()))
 
     def gone(self, location: str) -> BitMap64:
         """Which rows of the file are gone. Not to be changed."""

@@ -21,7 +21,9 @@ _LENGTH = 16
 
 def metrics_of(metadata: pq.FileMetaData, fields: Sequence[Field]) -> dict[str, Any]:
     """The metrics as a part of Iceberg's JSON of a data file."""
-    at = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
+    columns = [(number, metadata.schema.column(number)) for number in range(metadata.num_columns)]
+    # What is nested may look like a column that has dots in its name.
+    at = {column.path: number for number, column in columns if not column.max_repetition_level}
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     sizes: dict[int, int] = {}
     nulls: dict[int, int] = {}

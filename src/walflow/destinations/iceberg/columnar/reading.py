@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +23,7 @@ from walflow.destinations.iceberg.columnar.schemas import (
 __all__ = ["NameMapping", "file_columns", "read_places", "read_rows"]
 
 _MOST_BYTES = 256 << 20
-"""Of a file's row groups, to find some rows in them."""
+"""Of columns in a file's row groups, to find some rows in them."""
 
 NameMapping = Mapping[int, tuple[str, ...]]
 """By id, what files that do not tell ids may call a column."""
@@ -60,13 +60,24 @@ def read_places(
         ends = np.cumsum(lengths)
         of = np.searchsorted(ends, places, side="right")
         wanted = np.unique(of)
-        if sum(groups[number].total_byte_size for number in wanted) > _MOST_BYTES:
+        called = file_columns(file.schema_arrow, [field["id"] for field in fields], names)
+        if _bytes([groups[number] for number in wanted], set(called.values())) > _MOST_BYTES:
             raise NotInColumns(f"much of {path} would have to be read")
         read = _read(file, wanted.tolist(), fields, names)
     # Where the groups begin among those that were read.
     begins = np.zeros(len(groups), dtype=np.int64)
     begins[wanted] = np.cumsum(lengths[wanted]) - lengths[wanted]
     return read.take(begins[of] + places - (ends - lengths)[of])
+
+
+def _bytes(groups: Sequence[pq.RowGroupMetaData], names: Collection[str]) -> int:
+    """What these columns need in memory."""
+    return sum(
+        chunk.total_uncompressed_size
+        for group in groups
+        for chunk in map(group.column, range(group.num_columns))
+        if chunk.path_in_schema.partition(".")[0] in names or chunk.path_in_schema in names
+    )
 
 
 def _read(

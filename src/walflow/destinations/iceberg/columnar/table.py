@@ -11,6 +11,7 @@ from walflow.destinations.iceberg.columnar.files import (
     Snapshot,
     TableFile,
     TableFiles,
+    check_size,
     path_here,
 )
 from walflow.destinations.iceberg.columnar.keys import KeyedFile
@@ -29,10 +30,6 @@ __all__ = [
     "path_here",
 ]
 
-_MOST_FILES = 500
-"""A table with more is left to Spark: to ask for them one by one takes too long."""
-_MOST_ROWS = 20_000_000
-"""So is one with more: it takes too long to look through their keys."""
 _FORMAT_VERSION = 3
 
 
@@ -96,10 +93,10 @@ class IcebergTable:
         current = self._table.currentSnapshot()
         if current is None:
             return TableFiles(None, {})
-        files = int(current.summary().get("total-data-files") or 0)
-        rows = int(current.summary().get("total-records") or 0)
-        if files > _MOST_FILES or rows > _MOST_ROWS:
-            raise NotInColumns(f"it has {files} files and {rows} rows")
+        summary = current.summary()
+        check_size(
+            int(summary.get("total-data-files") or 0), int(summary.get("total-records") or 0)
+        )
         parser, spec_id = self._iceberg.ScanTaskParser, self._spec.specId()
         found = {}
         tasks = self._table.newScan().planFiles()

@@ -26,7 +26,8 @@ from walflow.destinations.lake.columnar import ColumnarChanges
 from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.owner import Stamp
-from walflow.model import TableName
+from walflow.errors import DestinationError, WalflowError
+from walflow.model import Lsn, TableName
 
 __all__ = ["ColumnarTables"]
 
@@ -34,6 +35,10 @@ _logger = structlog.get_logger(__name__)
 
 _MOST_COMPACTED_BYTES = 64 << 20
 """A larger file would hold the table's changes up for too long here."""
+
+
+_MOST_COMPLETED_BYTES = 256 << 20
+"""Of values that the table has, and that rows of a round need."""
 
 
 @dataclass(slots=True)
@@ -69,15 +74,19 @@ class ColumnarTables:
         self._lock = threading.Lock()
         self._known: dict[TableName, _Known] = {}
 
-    def merge(self, form: StoredForm, settle: Callable[[], ColumnarChanges], stamp: Stamp) -> bool:
+    def merge(
+        self, form: StoredForm, settle: Callable[[], ColumnarChanges], begins: Lsn, stamp: Stamp
+    ) -> bool:
         """See Columnar."""
         try:
             with _nothing_but_not_in_columns(form.name):
                 known = self._know(form.name)
                 _check_columns(known, [column.name for column in form.columns])
-                position = known.table.position
-                if position is not None and position >= stamp.position:
-                    return True  # whoever did not hear of it asks again
+                if (position := known.table.position) != begins:
+                    raise DestinationError(
+                        f"{form.name} was at {begins} and is at {position}: who else writes it?",
+                        hint="Have one pipeline write a table. It is tried again from where it is.",
+                    )
                 delta = self._round(known, form, settle())
         except NotInColumns as reason:
             _logger.debug("left to Spark", table=str(form.name), reason=str(reason))
@@ -126,6 +135,7 @@ class ColumnarTables:
         known, table = self._refreshed(name)
         version = table.version
         if known is not None and known.version == version:
+            known.files.check_size()
             return known
         table.check_plain()
         if known is not None and known.files.snapshot == table.snapshot:
@@ -206,6 +216,8 @@ class ColumnarTables:
             alive = ~np.isin(places, gone)
             parts.append(read_places(file.path, fields, known.names, places[alive]))
             numbers.append(number[alive])
+            if sum(part.nbytes for part in parts) > _MOST_COMPLETED_BYTES:
+                raise NotInColumns("much of it would have to be read")
         found = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
         if not np.array_equal(np.sort(found), np.arange(len(lacking))):
             raise NotInColumns("it lacks a row whose unchanged columns a change relies on")
@@ -252,6 +264,8 @@ def _nothing_but_not_in_columns(name: TableName) -> Iterator[None]:
     """Before anything is committed, whatever fails here is tried by Spark."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (NotInColumns, WalflowError):
+        raise
+    except Exception as error:
         _logger.warning("left to Spark", table=str(name), error=repr(error))
         raise NotInColumns(str(error)) from error

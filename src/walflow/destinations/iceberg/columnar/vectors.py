@@ -79,7 +79,7 @@ def read_vector(path: Path, offset: int, size: int) -> BitMap64:
     with path.open("rb") as file:
         file.seek(offset)
         blob = file.read(size)
-    (length,) = struct.unpack(">I", blob[:4])
+    length = int.from_bytes(blob[:4], "big")
     vector, checksum = blob[4 : 4 + length], blob[4 + length :]
     if not vector.startswith(_VECTOR_MAGIC) or struct.pack(">I", zlib.crc32(vector)) != checksum:
         raise ValueError(f"{path} has no deletion vector at {offset}")

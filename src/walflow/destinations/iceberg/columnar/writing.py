@@ -19,8 +19,8 @@ from walflow.destinations.iceberg.columnar.vectors import Vector, write_vectors
 
 __all__ = ["new_rows", "new_vectors"]
 
-_GROUP_ROWS = 250_000
-"""So that several can read a large file at once."""
+_GROUP_ROWS, _GROUP_BYTES = 250_000, 64 << 20
+"""So that several can read a large file at once, and who seeks some rows not all of it."""
 
 
 def new_rows(table: IcebergTable, rows: pa.Table, fields: Sequence[Field]) -> TableFile:
@@ -29,18 +29,18 @@ def new_rows(table: IcebergTable, rows: pa.Table, fields: Sequence[Field]) -> Ta
         pq.write_table(
             rows,
             path,
-            row_group_size=_GROUP_ROWS,
+            row_group_size=min(_GROUP_ROWS, _GROUP_BYTES * rows.num_rows // rows.nbytes + 1),
             # As the files of a copy.
             compression="zstd",
             compression_level=1,
             use_dictionary=False,
             store_schema=False,
         )
+        metrics = metrics_of(pq.read_metadata(path), fields)
+        length = path.stat().st_size
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    metrics = metrics_of(pq.read_metadata(path), fields)
-    length = path.stat().st_size
     return TableFile(KeyedFile(location, path), length, rows.num_rows, metrics=metrics)
 
 
@@ -49,7 +49,11 @@ def new_vectors(table: IcebergTable, gone: Mapping[str, BitMap64]) -> Mapping[st
     if not gone:
         return {}
     location, path = _new_file(table, "-deletes.puffin")
-    return write_vectors(path, location, gone)
+    try:
+        return write_vectors(path, location, gone)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _new_file(table: IcebergTable, ending: str) -> tuple[str, Path]:

@@ -57,7 +57,9 @@ def _merge_in_columns(round: Round) -> bool:
     columnar = round.format.columnar(round.spark)
     if columnar is None or not are_plain(round.changes, round.form):
         return False
-    return columnar.merge(round.form, lambda: columnar_changes(round.changes), round.stamp)
+    return columnar.merge(
+        round.form, lambda: columnar_changes(round.changes), round.begins, round.stamp
+    )
 
 
 def _only_appends(round: Round) -> bool:
