@@ -20,15 +20,7 @@ from walflow.destinations.iceberg.columnar.vectors import Vector
 from walflow.destinations.lake.owner import POSITION
 from walflow.model import Lsn
 
-__all__ = [
-    "Delta",
-    "IcebergTable",
-    "Snapshot",
-    "TableFile",
-    "TableFiles",
-    "newest_position",
-    "path_here",
-]
+__all__ = ["IcebergTable", "newest_position"]
 
 _FORMAT_VERSION = 3
 

@@ -35,8 +35,6 @@ _logger = structlog.get_logger(__name__)
 
 _MOST_COMPACTED_BYTES = 64 << 20
 """A larger file would hold the table's changes up for too long here."""
-
-
 _MOST_COMPLETED_BYTES = 256 << 20
 """Of values that the table has, and that rows of a round need."""
 
