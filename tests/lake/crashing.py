@@ -18,6 +18,7 @@ import pytest
 
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
+from walflow.destinations.iceberg.columnar import IcebergTable
 
 __all__ = ["Crash", "Crashes"]
 
@@ -43,10 +44,10 @@ class Crashes:
         self._table = ""
         self.happened = ""
         """At which step it did, if it did."""
-        for kind in (IcebergFormat, DeltaFormat):
-            for name in _STEPS:
-                step = self._step(getattr(kind, name), lambda *given, name=name: name)
-                monkeypatch.setattr(kind, name, step)
+        steps = [(kind, name) for kind in (IcebergFormat, DeltaFormat) for name in _STEPS]
+        for kind, name in (*steps, (IcebergTable, "commit")):
+            step = self._step(getattr(kind, name), lambda *given, name=name: name)
+            monkeypatch.setattr(kind, name, step)
         sql = self._step(
             SparkSession.sql,
             lambda session, query, *rest: query if _STATEMENT.match(query) else None,
