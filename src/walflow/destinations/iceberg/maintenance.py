@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from walflow.destinations.iceberg.columnar.compacting import SMALL, WORN_SHARE
 from walflow.destinations.iceberg.tables import CATALOG, table_identifier
 from walflow.destinations.lake.format import Compaction, Version
 from walflow.destinations.lake.names import folder_names
@@ -18,13 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compact", "expire", "read_versions", "remove_orphans", "version_at"]
 
-_SMALL = 8
-"""A file is small below this part of the target. (A table's copy has files of about a fourth, and
-it would not pay to write them anew.)"""
 _AT_ONCE = 4
 """So many times the files from which on it pays are rewritten in one go, at most."""
-_DELETED_SHARE = 0.3
-"""A file is rewritten if so much of it is deleted."""
 _ORPHANS_AGE = timedelta(days=1, minutes=1)
 
 
@@ -64,12 +60,12 @@ def compact(spark: SparkSession, name: TableName, policy: Compaction) -> bool:
         options=_map(
             {
                 "target-file-size-bytes": str(target),
-                "min-file-size-bytes": str(target // _SMALL),
+                "min-file-size-bytes": str(target // SMALL),
                 "max-file-size-bytes": str(target * 4),
                 "min-input-files": str(policy.small_files),
                 "max-files-to-rewrite": str(policy.small_files * _AT_ONCE),
                 "max-file-group-size-bytes": str(target * _AT_ONCE),
-                "delete-ratio-threshold": str(_DELETED_SHARE),
+                "delete-ratio-threshold": str(WORN_SHARE),
                 # The deletes of files that are no longer there.
                 "remove-dangling-deletes": "true",
             }

@@ -16,7 +16,7 @@ from walflow.destinations.iceberg.columnar.reading import NameMapping, read_rows
 from walflow.destinations.iceberg.columnar.schemas import Field
 from walflow.destinations.lake.format import Compaction
 
-__all__ = ["files_to_rewrite", "live_rows"]
+__all__ = ["SMALL", "WORN_SHARE", "files_to_rewrite", "live_rows"]
 
 SMALL = 8
 """A file is small below this part of the target. (A table's copy has files of about a fourth, and

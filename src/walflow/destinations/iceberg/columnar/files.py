@@ -113,10 +113,6 @@ class Delta:
     is_append: bool = False
     """Whether it can be committed whatever else is."""
 
-    @property
-    def is_nothing(self) -> bool:
-        return self.added is None and not self.vectors and not self.removed
-
     def discard(self) -> None:
         """Remove the files that were written for it."""
         written = {path_here(vector.location) for vector in self.vectors.values()}

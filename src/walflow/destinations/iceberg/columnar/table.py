@@ -132,9 +132,9 @@ class IcebergTable:
             return self._rewrite(delta, before)
         if delta.is_append:
             update = self._table.newAppend()
-            return (
-                update if delta.added is None else update.appendFile(self._data_file(delta.added))
-            )
+            if delta.added is not None:
+                update.appendFile(self._data_file(delta.added))
+            return update
         return self._row_delta(delta, before)
 
     def _has_certainly_failed(self, error: Exception) -> bool:
