@@ -14,7 +14,7 @@ from walflow.errors import (
     SourceError,
 )
 from walflow.source.connection import connect, connection_string, redact, source_errors
-from walflow.testing.postgres import EmbeddedPostgres, available_versions
+from walflow.testing.postgres import EmbeddedPostgres
 
 SECRET = "s3cret-w0rd"
 
@@ -125,21 +125,6 @@ def test_every_libpq_parameter_passes_and_defaults_give_way() -> None:
     for part in ("sslmode=verify-ca", "connect_timeout=3", "target_session_attrs=read-write"):
         assert part in text
     assert "keepalives_idle=" in text
-
-
-def test_tls_is_used_and_a_foreign_certificate_refused() -> None:
-    able = [major for major in available_versions() if EmbeddedPostgres(major).can_tls]
-    if not able:
-        pytest.skip("no Postgres here has OpenSSL in it; run: python tests/fetch_postgres.py 17")
-    with EmbeddedPostgres(able[-1], tls=True) as server:
-        good = server.uri_for(
-            "postgres", sslmode="verify-full", sslrootcert=str(server.root_certificate)
-        )
-        for replication in (None, "database"):
-            with connect(good, application_name="t", replication=replication) as connection:
-                assert connection.pgconn.ssl_in_use
-        with pytest.raises(CannotConnect, match="certificate"):
-            attempt(server.uri_for("postgres", sslmode="verify-full", sslrootcert="system"))
 
 
 def test_a_session_that_is_ended_is_a_lost_connection(database: Database) -> None:

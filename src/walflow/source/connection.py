@@ -32,6 +32,7 @@ from walflow.errors import (
     WalLevelNotLogical,
 )
 from walflow.model import quote_identifier
+from walflow.source.tls_hints import tls_hint
 from walflow.source.values import SESSION_OPTIONS
 
 __all__ = [
@@ -163,10 +164,12 @@ def connection_failure(error: psycopg.Error, uri: str) -> WalflowError:
             f"The role may not replicate from {where}: {text}", hint=replication_hint(user_of(uri))
         )
     if _NOT_ACCEPTED.search(text):
-        return AuthenticationFailed(f"{where} does not accept the login: {text}")
+        return AuthenticationFailed(
+            f"{where} does not accept the login: {text}", hint=tls_hint(text)
+        )
     if "invalid connection option" in text or ("invalid" in text and "value:" in text):
         return BadUri(f"A parameter in {where} is wrong: {text}")
-    return CannotConnect(f"Cannot connect to {where}: {text}")
+    return CannotConnect(f"Cannot connect to {where}: {text}", hint=tls_hint(text))
 
 
 def replication_hint(role: str) -> str:
