@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -24,6 +23,7 @@ from urllib.parse import quote
 import psycopg
 
 from walflow.errors import PostgresMissing, SourceError
+from walflow.testing.accounts import as_account, check_reachable, may_enter, server_account
 from walflow.testing.owned import OwnedServer
 from walflow.testing.postgres_binaries import (
     available_versions,
@@ -69,7 +69,7 @@ class EmbeddedPostgres(OwnedServer):
         self._fsync = fsync
         self._tls = tls
         self._binaries = self._source_binaries
-        self._account = _server_account()
+        self._account = server_account()
 
     # -- use ----------------------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ class EmbeddedPostgres(OwnedServer):
         self.folder = Path(tempfile.mkdtemp(prefix="walflow-pg-"))
         try:
             self._give_away(self.folder)
+            check_reachable(self._account, self.folder)
             self._binaries = self._reachable_binaries()
             word_file = self.folder / "password"
             word_file.touch(mode=0o600)
@@ -168,7 +169,7 @@ class EmbeddedPostgres(OwnedServer):
             timeout=_START_SECONDS * 2,
             cwd=self._folder,
             check=False,
-            **_as_account(self._account),
+            **as_account(self._account),
         )
         if made.returncode:
             raise SourceError(
@@ -235,7 +236,7 @@ class EmbeddedPostgres(OwnedServer):
 
     def _reachable_binaries(self) -> Path:
         """The bin folder, or a copy where the server's account cannot get at it."""
-        if self._account is None or _may_read(self._account, self._source_binaries / "postgres"):
+        if self._account is None or may_enter(self._account, self._source_binaries / "postgres"):
             return self._source_binaries
         copy = self._folder / "install"
         shutil.copytree(self._source_binaries.parent, copy, symlinks=True)
@@ -243,32 +244,6 @@ class EmbeddedPostgres(OwnedServer):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
         return copy / self._source_binaries.name
-
-
-def _server_account() -> pwd.struct_passwd | None:
-    """Whom the server runs as when we are root, which Postgres refuses to be."""
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
-    raise PostgresMissing(
-        "Postgres does not run as root, and there is no account 'postgres' or 'nobody' for it.",
-        hint="Run as an ordinary user.",
-    )
-
-
-def _as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
-    if account is None:
-        return {}
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _may_read(account: pwd.struct_passwd, program: Path) -> bool:
-    tried = subprocess.run(
-        ["/usr/bin/env", "test", "-x", program], check=False, cwd="/", **_as_account(account)
-    )
-    return tried.returncode == 0
 
 
 def _setting(value: str | int | bool) -> str:
