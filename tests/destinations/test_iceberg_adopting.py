@@ -216,7 +216,7 @@ def test_readers_see_the_former_table_or_the_new_one(
             form = turn % len(forms)
             destination.adopt_files(forms[form], files[form], Lsn(turn), exact=False)
             if turn % 4 == 0:
-                assert reads.acquire(timeout=60)
+                assert reads.acquire(timeout=240)
 
 
 @pytest.mark.parametrize("trouble", ["missing", "unreadable"])

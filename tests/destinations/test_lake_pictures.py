@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -170,11 +171,16 @@ def test_pictures_that_are_past_go_and_their_versions_too(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("walflow.destinations.lake.pictures._TIDY_EVERY", 3)
-    shop = Shop(spark, tmp_path, Upkeep(small_files=2, keep_seconds=0.5, keep_versions=1))
+    # It must not depend on how long things take here.
+    hours = 0
+    later = SimpleNamespace(time=lambda: time.time() + hours * HOUR)
+    monkeypatch.setattr("walflow.destinations.lake.pictures.time", later)
+    monkeypatch.setattr("walflow.destinations.lake.maintenance.time", later)
+    shop = Shop(spark, tmp_path, Upkeep(small_files=2, keep_seconds=HOUR, keep_versions=1))
     for number in range(1, 4):
         shop.round(number)
         shop.record()
-        time.sleep(0.6)
+        hours += 2
     rows = shop.reader.sql("SELECT DISTINCT lsn FROM lake._walflow.progress_shop").collect()
     assert len(rows) == 1, "the others were tidied away"
     assert shop.destination.as_of() is None, "it is past too, by now"
