@@ -110,7 +110,7 @@ def test_life_of_a_pipeline() -> None:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 

@@ -42,7 +42,7 @@ def test_what_fails_shows_its_values(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "assert {} == {16384: " in ran.stdout

@@ -25,12 +25,12 @@ from walflow.testing.postgres import EmbeddedPostgres, available_versions
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # as it ends before it is opened, or read
         return False
 
 
 def wait_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not is_alive(pid)
@@ -129,7 +129,7 @@ def test_it_dies_with_an_owner_that_is_killed(open_folder: Path) -> None:
         pid = int(owner.stdout.readline())
         assert is_alive(pid)
         owner.send_signal(signal.SIGKILL)
-        owner.wait(20)
+        owner.wait(60)
     assert wait_gone(pid)
 
 
