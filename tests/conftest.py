@@ -191,7 +191,7 @@ def fresh_database(server: EmbeddedPostgres) -> Iterator[Database]:
 
 
 def drop_database(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -103,13 +102,11 @@ def test_a_slot_that_is_being_read_is_not_dropped(any_database: Database) -> Non
             assert state.active_pid == reader.info.backend_pid
             with pytest.raises(SlotInUse, match="the reader"):
                 check_slot(state, any_database.name)
-            began = time.monotonic()
             with pytest.raises(SlotInUse, match=str(state.active_pid)):
                 drop_slot(connection, name, wait_seconds=0.3)
-            assert time.monotonic() - began < 5
             leaving = threading.Timer(0.5, reader.close)
             leaving.start()
-            drop_slot(connection, name)
+            drop_slot(connection, name, wait_seconds=60)
             leaving.join()
             assert not read_slot(connection, name).exists
 

@@ -113,7 +113,7 @@ def wait_until_asked_for(secured: Secured) -> None:
             return False
         return True
 
-    wait_for(accepted, 20, "the server takes certificates")
+    wait_for(accepted, 60, "the server takes certificates")
 
 
 @pytest.fixture

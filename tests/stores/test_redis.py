@@ -22,6 +22,7 @@ from walflow.errors import BadUri, LeaseLost, PipelineInUse, StoreError, StoreFo
 from walflow.model import Lsn, Phase, TableName
 from walflow.stores.base import Action, Holder, Report, Request
 from walflow.stores.redis import RedisStore
+from walflow.stores.redis_connection import RedisConnection
 from walflow.testing.redis import EmbeddedRedis
 from walflow.testing.store_samples import ERRORED, ITEMS, ORDERS, SCHEMA, SINCE, WAY, state_of
 from walflow.testing.stores import OpenStore, StoreContract
@@ -120,7 +121,13 @@ def test_what_was_answered_survives_the_kill_of_the_server(server: EmbeddedRedis
     store.close()
 
 
-def test_a_server_that_restarts_is_waited_for(server: EmbeddedRedis, store: RedisStore) -> None:
+def test_a_server_that_restarts_is_waited_for(
+    server: EmbeddedRedis, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine may take longer to start it than anybody is patient.
+    defaults = RedisConnection.ask.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "patience", 60.0)
     store.acquire_lease(ME, 600)
     server.crash()
     restart = threading.Timer(1.0, server.start)
