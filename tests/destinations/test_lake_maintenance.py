@@ -22,7 +22,7 @@ from walflow.destinations.base import Maintains
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import Version
-from walflow.destinations.lake.maintenance import Due, Schedule, Upkeep, given_up
+from walflow.destinations.lake.maintenance import Due, Schedule, UpkeepPlan, given_up
 from walflow.errors import FailpointReached
 from walflow.failpoints import set_failpoints
 from walflow.model import Lsn, TableName
@@ -51,7 +51,7 @@ def versions_of_a_day(seconds: int = DAY, every: int = 1) -> list[Version]:
 
 def test_a_day_of_rounds_a_second_leaves_few_versions_and_all_of_the_last_minutes() -> None:
     versions = versions_of_a_day()
-    gone = given_up(versions, NOW, Upkeep(), ())
+    gone = given_up(versions, NOW, UpkeepPlan(), ())
     kept = sorted({version.id for version in versions} - {version.id for version in gone})
     assert len(kept) < 1200
     # Whoever began to read a quarter of an hour ago finds all that it needs.
@@ -72,14 +72,14 @@ def test_what_a_quiet_table_was_stays_until_it_is_long_past() -> None:
         Version(number, datetime.fromtimestamp(NOW - ago, UTC), Lsn(number))
         for number, ago in times.items()
     ]
-    gone = given_up(versions, NOW, Upkeep(keep_versions=1), ())
+    gone = given_up(versions, NOW, UpkeepPlan(keep_versions=1), ())
     assert [version.id for version in gone] == [1]
 
 
 def test_versions_that_others_need_stay_and_the_last_position_does() -> None:
     versions = versions_of_a_day(1000)
     stamped, bare = versions[:-5], [Version(v.id, v.committed, None) for v in versions[-5:]]
-    upkeep = Upkeep(keep_seconds=0, keep_versions=2)
+    upkeep = UpkeepPlan(keep_seconds=0, keep_versions=2)
     gone = given_up([*stamped, *bare], NOW, upkeep, {17})
     kept = {version.id for version in versions} - {version.id for version in gone}
     assert kept == {17, stamped[-1].id, bare[-2].id, bare[-1].id}
@@ -87,7 +87,7 @@ def test_versions_that_others_need_stay_and_the_last_position_does() -> None:
 
 def test_a_table_is_due_after_many_rounds_or_some_time_and_costs_nothing_until_then() -> None:
     now = [0.0]
-    schedule = Schedule(Upkeep(interval_seconds=300, small_files=10), lambda: now[0])
+    schedule = Schedule(UpkeepPlan(interval_seconds=300, small_files=10), lambda: now[0])
     table = TableName("public", "t")
     assert not schedule.is_due(table)
     for _ in range(9):
@@ -111,7 +111,7 @@ def test_a_table_is_due_after_many_rounds_or_some_time_and_costs_nothing_until_t
 
 
 def test_nothing_is_due_where_it_is_switched_off() -> None:
-    schedule = Schedule(Upkeep(enabled=False, small_files=2))
+    schedule = Schedule(UpkeepPlan(enabled=False, small_files=2))
     for _ in range(5):
         schedule.committed(TableName("public", "t"))
     assert not schedule.is_due(TableName("public", "t"))
@@ -121,7 +121,7 @@ def test_nothing_is_due_where_it_is_switched_off() -> None:
 
 
 class Lake:
-    def __init__(self, spark: SparkSession, folder: Path, upkeep: Upkeep) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, upkeep: UpkeepPlan) -> None:
         (folder / "log").mkdir()
         self.spark = spark
         self.folder = folder / "warehouse"
@@ -172,7 +172,7 @@ def test_rounds_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A long time of small rounds, compressed."""
-    upkeep = Upkeep(interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15)
+    upkeep = UpkeepPlan(interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15)
     lake = Lake(spark, tmp_path, upkeep)
     assert isinstance(lake.destination, Maintains)
     reader = Reader(lake)
@@ -244,7 +244,7 @@ class Reader(threading.Thread):
 def test_upkeep_that_is_broken_off_leaves_the_table_as_it_was(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    upkeep = Upkeep(small_files=3, keep_seconds=0, keep_versions=1)
+    upkeep = UpkeepPlan(small_files=3, keep_seconds=0, keep_versions=1)
     lake = Lake(spark, tmp_path, upkeep)
     for point in ("maintain.compacted", "maintain.expire"):
         for number in range(4):
@@ -267,7 +267,7 @@ def test_upkeep_that_is_broken_off_leaves_the_table_as_it_was(
 
 @pytest.mark.spark
 def test_litter_goes_when_it_is_old(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path, Upkeep())
+    lake = Lake(spark, tmp_path, UpkeepPlan())
     data = lake.folder / "public/t/data"
     litter = [data / "copy-of-a-process-that-was-killed/range.parquet", data / "part.parquet"]
     for file in litter:

@@ -15,7 +15,7 @@ from tests.destinations.reference import Source, make_schema, reading_session
 from walflow.config.lake import Freshness
 from walflow.destinations.base import KeepsProgress, Picture, TableProgress
 from walflow.destinations.iceberg import IcebergFormat
-from walflow.destinations.lake import LakeDestination, Owner, TablePlan, Upkeep
+from walflow.destinations.lake import LakeDestination, Owner, TablePlan, UpkeepPlan
 from walflow.destinations.lake.keeping import Keeping
 from walflow.model import Lsn, TableName
 
@@ -48,7 +48,7 @@ class Shop:
     """Two tables; ``freshness`` is that of the second."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, upkeep: Upkeep, freshness: Freshness = "merge"
+        self, spark: SparkSession, folder: Path, upkeep: UpkeepPlan, freshness: Freshness = "merge"
     ) -> None:
         self.spark = spark
         self.sources = []
@@ -113,7 +113,7 @@ def rows_after(number: int) -> list[tuple[int, int]]:
 def test_pictures_outlive_rounds_upkeep_and_the_process(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    upkeep = Upkeep(small_files=2, keep_seconds=HOUR, keep_versions=1)
+    upkeep = UpkeepPlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
     shop = Shop(spark, tmp_path, upkeep, "view" if way == "bridge" else "merge")
     assert isinstance(shop.destination, KeepsProgress)
     assert shop.destination.as_of() is None
@@ -176,7 +176,7 @@ def test_pictures_that_are_past_go_and_their_versions_too(
     later = SimpleNamespace(time=lambda: time.time() + hours * HOUR)
     monkeypatch.setattr("walflow.destinations.lake.pictures.time", later)
     monkeypatch.setattr("walflow.destinations.lake.maintenance.time", later)
-    shop = Shop(spark, tmp_path, Upkeep(small_files=2, keep_seconds=HOUR, keep_versions=1))
+    shop = Shop(spark, tmp_path, UpkeepPlan(small_files=2, keep_seconds=HOUR, keep_versions=1))
     for number in range(1, 4):
         shop.round(number)
         shop.record()

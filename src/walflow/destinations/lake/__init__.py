@@ -5,7 +5,7 @@ from __future__ import annotations
 from walflow.destinations.lake.destination import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import EXACT, Metadata, TablePlan, plan_of
-from walflow.destinations.lake.maintenance import Upkeep, upkeep_of
+from walflow.destinations.lake.maintenance import UpkeepPlan, upkeep_of
 from walflow.destinations.lake.owner import Owner
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Metadata",
     "Owner",
     "TablePlan",
-    "Upkeep",
+    "UpkeepPlan",
     "plan_of",
     "upkeep_of",
 ]

@@ -28,7 +28,7 @@ from walflow.destinations.lake.freshness import (
 )
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
 from walflow.destinations.lake.known import KnownTables
-from walflow.destinations.lake.maintenance import Schedule, Upkeep, look_after
+from walflow.destinations.lake.maintenance import Schedule, UpkeepPlan, look_after
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.pictures import AsOf, KeptPicture, Pictures
@@ -67,7 +67,7 @@ class LakeDestination:
         owner: Owner,
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
-        upkeep: Upkeep | None = None,
+        upkeep: UpkeepPlan | None = None,
         workers: int = 4,
     ) -> None:
         """``plan`` says what is wanted of a table, by the destination's name; ``workers``: how
@@ -76,7 +76,7 @@ class LakeDestination:
         self._format = format
         self._owner = owner
         self._plan = plan
-        self._upkeep = upkeep or Upkeep()
+        self._upkeep = upkeep or UpkeepPlan()
         self._schedule = Schedule(self._upkeep)
         self._pictures = Pictures(format, owner, self._upkeep.keep_seconds)
         self._viewed = ViewedTables(format, owner)

@@ -19,7 +19,7 @@ from walflow.model import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Due", "Schedule", "Upkeep", "given_up", "look_after", "upkeep_of"]
+__all__ = ["Due", "Schedule", "UpkeepPlan", "given_up", "look_after", "upkeep_of"]
 
 _FIRST_ORPHANS_SECONDS = 3600.0
 _ORPHANS_SECONDS = 86_400.0
@@ -30,7 +30,7 @@ _DEFAULTS = MaintenanceSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class UpkeepPlan:
     """What is wanted, for every table."""
 
     enabled: bool = _DEFAULTS.enabled
@@ -46,8 +46,8 @@ class Upkeep:
         return Compaction(self.small_files, self.target_bytes)
 
 
-def upkeep_of(settings: MaintenanceSettings) -> Upkeep:
-    return Upkeep(
+def upkeep_of(settings: MaintenanceSettings) -> UpkeepPlan:
+    return UpkeepPlan(
         settings.enabled,
         settings.interval_seconds,
         settings.small_files,
@@ -79,7 +79,7 @@ class _Since:
 class Schedule:
     """When tables are due. In memory: asked after each round, it must cost nothing."""
 
-    def __init__(self, upkeep: Upkeep, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, upkeep: UpkeepPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._upkeep = upkeep
         self._clock = clock
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ def look_after(
     spark: SparkSession,
     format: LakeFormat,
     name: TableName,
-    upkeep: Upkeep,
+    upkeep: UpkeepPlan,
     due: Due,
     needed: Callable[[], Collection[int]],
     stamp: Stamp,
@@ -150,7 +150,7 @@ def look_after(
 
 
 def given_up(
-    versions: Sequence[Version], now: float, upkeep: Upkeep, needed: Collection[int]
+    versions: Sequence[Version], now: float, upkeep: UpkeepPlan, needed: Collection[int]
 ) -> list[Version]:
     """Of a table's versions, oldest to newest, those that can go."""
     positioned = [version for version in versions if version.position is not None]

@@ -20,7 +20,7 @@ from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
 from walflow.destinations.lake.freshness import Parts, base_of, changes_of
 from walflow.destinations.lake.keeping import Keeping
-from walflow.destinations.lake.maintenance import Due, Upkeep, look_after
+from walflow.destinations.lake.maintenance import Due, UpkeepPlan, look_after
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 
@@ -49,7 +49,7 @@ _ARROW_TYPES = {
 }
 
 _TIDY_EVERY = 128
-_UPKEEP = Upkeep(small_files=32, target_bytes=32 << 20, keep_seconds=300, keep_versions=20)
+_UPKEEP = UpkeepPlan(small_files=32, target_bytes=32 << 20, keep_seconds=300, keep_versions=20)
 """Of the table itself: it is read for moments, and nobody asks what it once was."""
 
 
