@@ -172,9 +172,7 @@ def _warnings(server: Server, tables: list[SurveyedTable], publication: str | No
             f"updates and deletes of published ones: {', '.join(map(str, without))}. Give them "
             f"primary keys, or run: {identity_sql(without)}"
         )
-    closed = [part for table in tables for part in table.unreadable]
-    hidden = [part.name for part in closed if part.hidden]
-    refusal = select_refusal(server.role, [part.name for part in closed], hidden)
+    refusal = select_refusal(server.role, [part for table in tables for part in table.unreadable])
     if refusal is not None:
         found.append(f"{refusal.message} {refusal.hint}")
     reserved = [f"{table.name} ({', '.join(table.reserved)})" for table in tables if table.reserved]

@@ -25,7 +25,7 @@ from walflow.source.membership import read_memberships
 from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation, RelationColumn
-from walflow.source.rights import select_refusal
+from walflow.source.rights import Unreadable, select_refusal
 from walflow.source.settling import settle
 from walflow.source.types import TypeCatalog
 from walflow.source.values import spark_type
@@ -86,6 +86,12 @@ class PublishedTable(LiesInRelations):
     @property
     def name(self) -> TableName:
         return self.schema.name
+
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Where our role may not read what is published."""
+        parts = (relation.unreadable(self.schema.column_names) for relation in self.relations)
+        return tuple(part for part in parts if part is not None)
 
 
 # Postgres 14 has neither column lists nor row filters, and gives a partition twice if it and a
@@ -187,19 +193,19 @@ def _published_tables(
                 else attribute.name in key
             )
         ]
-        found.append(
-            PublishedTable(
-                schema=described,
-                publication=published,
-                row_filter=row_filter,
-                relations=physical[oid],
-                partitioned=partitioned,
-                membership=memberships[oid],
-                uncovered=tuple(sorted(uncovered)),
-                problem=_reserved(described, connection, published)
-                or refused_reading(connection, physical[oid]),
-            )
+        table = PublishedTable(
+            schema=described,
+            publication=published,
+            row_filter=row_filter,
+            relations=physical[oid],
+            partitioned=partitioned,
+            membership=memberships[oid],
+            uncovered=tuple(sorted(uncovered)),
         )
+        problem = _reserved(described, connection, published) or refused_reading(
+            connection, [table]
+        )
+        found.append(replace(table, problem=problem))
     return found
 
 
@@ -317,17 +323,14 @@ def _with_storage(
     return replace(described, filenodes=filenodes, unpublished=beside, newest=newest)
 
 
-def refused_reading(
-    connection: Session, relations: Iterable[PhysicalRelation]
-) -> NoSelectRight | None:
-    """The error for those of the relations that our role may not read."""
-    refused = [relation for relation in relations if not relation.readable]
-    if not refused:
+def refused_reading(connection: Session, tables: Iterable[PublishedTable]) -> NoSelectRight | None:
+    """The error for those of the tables that our role may not read."""
+    unreadable = [part for table in tables for part in table.unreadable]
+    if not unreadable:
         return None
     row = connection.execute("SELECT current_user::text").fetchone()
     assert row is not None
-    hidden = [relation.name for relation in refused if relation.hidden]
-    return select_refusal(row[0], [relation.name for relation in refused], hidden)
+    return select_refusal(row[0], unreadable)
 
 
 def _stand_ins(names: Sequence[str]) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from walflow.model import ReplicaIdentity, TableName
 from walflow.source.connection import Session
 from walflow.source.identities import Identities
+from walflow.source.rights import PLACE, Unreadable
 
 __all__ = ["LiesInRelations", "PhysicalRelation", "read_relations"]
 
@@ -23,8 +24,10 @@ class PhysicalRelation:
     """With its TOASTed values, which the pages do not count."""
     rows: int
     """As last counted by the server; 0 if never."""
-    readable: bool
-    """Whether our role may SELECT from it, and row security hides nothing."""
+    closed: bool
+    """Our role may not use its schema."""
+    granted: frozenset[str] | None
+    """The columns that our role may SELECT, with those that every table has; None: all."""
     hidden: bool
     """Our role may SELECT from it, but row security may hide rows."""
     has_identity: bool
@@ -32,6 +35,16 @@ class PhysicalRelation:
     filenode: int
     """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
     """
+
+    def unreadable(self, columns: Iterable[str]) -> Unreadable | None:
+        """What keeps our role from copying these columns; None: nothing does."""
+        lacking: tuple[str, ...] | None = ()
+        if self.granted is not None:
+            lacking = tuple(name for name in (PLACE, *columns) if name not in self.granted)
+            lacking = lacking if self.granted else None
+        if not self.hidden and not self.closed and lacking == ():
+            return None
+        return Unreadable(self.name, self.hidden, self.closed, lacking)
 
 
 class LiesInRelations:
@@ -61,9 +74,13 @@ SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
        coalesce(pg_relation_size(c.oid) / current_setting('block_size')::int, 0),
        coalesce(pg_table_size(c.oid), 0),
        greatest(c.reltuples, 0)::int8,
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-         AND NOT row_security_active(c.oid),
-       has_table_privilege(c.oid, 'SELECT') AND row_security_active(c.oid),
+       NOT has_schema_privilege(n.oid, 'USAGE'),
+       CASE WHEN NOT has_table_privilege(c.oid, 'SELECT') THEN ARRAY(
+         SELECT a.attname::text FROM pg_attribute AS a
+          WHERE a.attrelid = c.oid AND NOT a.attisdropped
+            AND has_column_privilege(c.oid, a.attnum, 'SELECT')
+       ) END,
+       has_any_column_privilege(c.oid, 'SELECT') AND row_security_active(c.oid),
        coalesce(pg_relation_filenode(c.oid), 0)
   FROM unnest(%s::oid[]) AS root
   LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
@@ -81,7 +98,8 @@ def read_relations(
     rows = connection.execute(_RELATIONS, [list(oids)]).fetchall()
     identities = Identities(connection, [row[1] for row in rows])
     found: dict[int, list[PhysicalRelation]] = {oid: [] for oid in oids}
-    for root, oid, schema, name, identity, pages, size, count, readable, hidden, file in rows:
+    for root, oid, schema, name, identity, pages, size, count, *rights, file in rows:
+        closed, granted, hidden = rights
         found[root].append(
             PhysicalRelation(
                 oid=oid,
@@ -89,7 +107,8 @@ def read_relations(
                 pages=pages,
                 bytes=size,
                 rows=count,
-                readable=readable,
+                closed=closed,
+                granted=None if granted is None else frozenset(granted),
                 hidden=hidden,
                 has_identity=identities.usable(oid, ReplicaIdentity(identity)),
                 filenode=file,

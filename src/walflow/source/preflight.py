@@ -148,6 +148,6 @@ def _check_tables(connection: Session, tables: Sequence[PublishedTable]) -> None
         if isinstance(table.problem, ReservedColumnName):
             raise table.problem
     # One statement for all tables is better than one error after the other.
-    refusal = refused_reading(connection, [part for table in tables for part in table.relations])
+    refusal = refused_reading(connection, tables)
     if refusal is not None:
         raise refusal

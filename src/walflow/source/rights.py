@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from walflow.errors import NoSelectRight
 from walflow.model import TableName, quote_identifier
 
-__all__ = ["select_refusal"]
+__all__ = ["PLACE", "Unreadable", "select_refusal"]
+
+PLACE = "ctid"
+"""Where a row lies: a column that every table has, and that must be granted like any other."""
 
 
-def select_refusal(
-    role: str, forbidden: Sequence[TableName], hidden: Sequence[TableName]
-) -> NoSelectRight | None:
-    """The error for tables that the role may not read, and those of which row security shows it
-    only a part; None if there are none."""
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A table that our role may not read as a copy does."""
+
+    table: TableName
+    hidden: bool
+    """Row security may hide rows."""
+    closed: bool
+    """The role may not use the table's schema."""
+    columns: tuple[str, ...] | None
+    """Those that it may not SELECT, while it may others; None: it may not SELECT any."""
+
+
+def select_refusal(role: str, unreadable: Sequence[Unreadable]) -> NoSelectRight | None:
+    """The error for these tables; None if there are none."""
     name = quote_identifier(role)
+    hidden = [found.table for found in unreadable if found.hidden]
     if hidden:
         return NoSelectRight(
             f'Row security hides rows of {_listed(hidden)} from the role "{role}", so a copy would '
             "not be whole.",
             hint=f"As superuser: ALTER ROLE {name} BYPASSRLS;",
         )
-    if not forbidden:
+    if not unreadable:
         return None
-    schemas = ", ".join(map(quote_identifier, sorted({table.schema for table in forbidden})))
-    tables = ", ".join(table.quoted for table in forbidden)
-    return NoSelectRight(
-        f'The role "{role}" may not read {_listed(forbidden)}.',
-        hint=f"Run: GRANT USAGE ON SCHEMA {schemas} TO {name}; GRANT SELECT ON {tables} TO {name};",
+    told = ", ".join(
+        f"{found.table} (columns {', '.join(found.columns)})" if found.columns else f"{found.table}"
+        for found in unreadable
     )
+    hint = f"Run: {' '.join(_grants(unreadable, name))}"
+    if any(found.columns and PLACE in found.columns for found in unreadable):
+        hint += f" ({PLACE} is where a row lies: large tables are read in pieces.)"
+    return NoSelectRight(f'The role "{role}" may not read {told}.', hint=hint)
+
+
+def _grants(unreadable: Sequence[Unreadable], role: str) -> list[str]:
+    whole = [found.table for found in unreadable if found.columns is None]
+    schemas = {found.table.schema for found in unreadable if found.closed or found.columns is None}
+    grants = []
+    if schemas:
+        grants.append(f"USAGE ON SCHEMA {', '.join(map(quote_identifier, sorted(schemas)))}")
+    if whole:
+        grants.append(f"SELECT ON {', '.join(table.quoted for table in whole)}")
+    for found in unreadable:
+        if found.columns:
+            columns = ", ".join(map(quote_identifier, found.columns))
+            grants.append(f"SELECT ({columns}) ON {found.table.quoted}")
+    return [f"GRANT {grant} TO {role};" for grant in grants]
 
 
 def _listed(tables: Sequence[TableName]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from walflow.config import TablesSettings, TypeSettings
@@ -13,12 +13,14 @@ from walflow.source.connection import Session
 from walflow.source.identities import Identities
 from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import brief_look, find_tables
+from walflow.source.rights import Unreadable
 from walflow.source.types import TypeCatalog
 from walflow.source.values import becomes_text
 
 __all__ = ["SurveyedTable", "survey_tables"]
 
-_PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
+# Postgres 14 has no column lists.
+_PUBLISHED = "SELECT schemaname, tablename, {} FROM pg_publication_tables WHERE pubname = %s"
 
 _OIDS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident
@@ -40,23 +42,27 @@ class SurveyedTable(LiesInRelations):
     """Columns that become strings and were none, each with its type."""
     reserved: tuple[str, ...]
     """Columns with names that walflow needs for itself."""
-
-    @property
-    def unreadable(self) -> tuple[PhysicalRelation, ...]:
-        return tuple(part for part in self.relations if not part.readable)
+    unreadable: tuple[Unreadable, ...]
+    """Where our role may not read what is, or would be, published."""
 
 
 def survey_tables(connection: Session, publication: str | None) -> list[SurveyedTable]:
     """The tables of the publication, or all tables of the database, sorted by name."""
     with brief_look(connection, "look at the tables"):
+        names: dict[TableName, Sequence[str] | None]
         if publication is None:
-            names = find_tables(connection, TablesSettings())
+            names = dict.fromkeys(find_tables(connection, TablesSettings()))
         else:
-            names = [TableName(*row) for row in connection.execute(_PUBLISHED, [publication])]
+            listed = "attnames::text[]" if connection.info.server_version >= 150000 else "NULL"
+            rows = connection.execute(_PUBLISHED.format(listed), [publication])
+            names = {TableName(schema, name): columns for schema, name, columns in rows}
         return _surveyed(connection, names)
 
 
-def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedTable]:
+def _surveyed(
+    connection: Session, names: Mapping[TableName, Sequence[str] | None]
+) -> list[SurveyedTable]:
+    """``names`` with the columns that are published; None: all but generated ones."""
     rows = connection.execute(
         _OIDS, [[name.schema for name in names], [name.name for name in names]]
     ).fetchall()
@@ -72,6 +78,10 @@ def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedT
         identity = ReplicaIdentity(letter)
         numbers = identities.key(oid, identity)
         resolved = [(a.name, types.resolve(a.type_oid, a.typmod)) for a in live]
+        columns = names[TableName(schema, name)]
+        if columns is None:
+            columns = [a.name for a in live if not a.generated]
+        closed = [part.unreadable(columns) for part in relations[oid]]
         found.append(
             SurveyedTable(
                 name=TableName(schema, name),
@@ -82,6 +92,7 @@ def _surveyed(connection: Session, names: Sequence[TableName]) -> list[SurveyedT
                     (column, pg.name) for column, pg in resolved if becomes_text(pg, TypeSettings())
                 ),
                 reserved=tuple(a.name for a in live if a.name in RESERVED_COLUMNS),
+                unreadable=tuple(part for part in closed if part is not None),
             )
         )
     return found

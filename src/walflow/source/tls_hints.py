@@ -13,8 +13,8 @@ _OWN = "source.tls.certificate and source.tls.key (sslcert, sslkey)"
 _HINTS = (
     (
         r"certificate verify failed",
-        f"{_ROOT} did not sign the server's certificate, or it has run out: name the certificate of "
-        "who signed it, or `system` if that is one that this machine trusts.",
+        f"{_ROOT} did not sign the server's certificate, or it has run out: name the certificate "
+        "of who signed it, or `system` if that is one that this machine trusts.",
     ),
     (
         r"does not match host name",
@@ -50,8 +50,8 @@ _HINTS = (
     ),
     (
         r"alert protocol version|unsupported protocol|SSL protocol version",
-        "This machine and the server have no version of TLS in common: see ssl_min_protocol_version "
-        "and ssl_max_protocol_version, in the URI and at the server.",
+        "This machine and the server have no version of TLS in common: see "
+        "ssl_min_protocol_version and ssl_max_protocol_version, in the URI and at the server.",
     ),
     (
         # With both, TLS was tried first, and is not what is missing.
