@@ -24,8 +24,8 @@ from walflow.destinations.iceberg import EXTENSIONS
 from walflow.spark.jars import ICEBERG, find_jars
 from walflow.spark.java import find_java
 
-_START_SECONDS = 90
-_STOP_SECONDS = 30
+_START_SECONDS = 240
+_STOP_SECONDS = 60
 _HOME = Path(pyspark.__file__).parent
 
 # The server runs for as long as the shell's input is open, which ends with the owner even if that

@@ -23,7 +23,7 @@ from walflow.config import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WAIT_SECONDS = 60
+_WAIT_SECONDS = 120
 
 
 def wait_until(true: Callable[[], object]) -> bool:
@@ -50,7 +50,7 @@ def meet(folder: Path, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 def wait_long(folder: Path, name: str, batches: Iterable[Any]) -> Iterator[Any]:
     """Say who runs, and run until told to end."""
     for batch in batches:
-        (folder / name).write_text(str(os.getpid()))
+        (folder / f"{name}-{batch['id'][0]}").write_text(str(os.getpid()))
         if not wait_until((folder / "end").exists):
             raise TimeoutError("nobody told it to end")
         yield batch
@@ -84,8 +84,9 @@ def cancel_one_of_two(spark: SparkSession, folder: Path) -> dict[str, Any]:
         thread.start()
     pids = {}
     for name in jobs:
-        assert wait_until(lambda: (folder / name).exists() and (folder / name).read_text()), name  # noqa: B023
-        pids[name] = int((folder / name).read_text())
+        told = folder / f"{name}-0"
+        assert wait_until(lambda: told.exists() and told.read_text()), name  # noqa: B023
+        pids[name] = int(told.read_text())
     cancel_jobs(spark, "test-one")
     jobs["one"].join(_WAIT_SECONDS)
     found = {
@@ -149,6 +150,8 @@ def lack_executors(spark: SparkSession, folder: Path) -> dict[str, str]:
     )
     busy.start()
     try:
+        # Else the check may come first.
+        assert wait_until(lambda: len(list(folder.glob("busy-*"))) == 2), "not all are busy"
         check_executors(spark, 1)
         return {}
     except SparkError as error:

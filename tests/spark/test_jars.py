@@ -67,7 +67,7 @@ def test_two_processes_fetch_at_once(cache: Path, repository: Path) -> None:
     command = [sys.executable, "-c", program, str(repository)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in running:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=400)
         assert process.returncode == 0
         assert output.split() == [str(cache / "thing-1.0.jar")]
     assert (cache / "thing-1.0.jar").read_bytes() == b"jar"

@@ -112,7 +112,7 @@ def test_spark_runs_on_the_java_from_pypi(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
