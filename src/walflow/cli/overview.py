@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from walflow.cli.wanted import Wanted, WantedOfTables
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.process_marks import is_held
@@ -26,6 +27,8 @@ class TableOverview:
     destination: TableName
     lag_bytes: int | None
     """None before the table is followed, and where nobody has said how far the source is."""
+    wanted: Wanted | None
+    """None: it is not known."""
 
     @property
     def name(self) -> TableName:
@@ -83,8 +86,11 @@ class Overview:
         }
 
 
-def read_overview(store: Store, pipeline: str, now: float) -> Overview:
-    """From the persistent side, whether or not a process runs the pipeline."""
+def read_overview(
+    store: Store, pipeline: str, now: float, wanted: WantedOfTables | None = None
+) -> Overview:
+    """From the persistent side, whether or not a process runs the pipeline; with what the
+    settings want of tables, which the store does not know."""
     store.load_table_replication_states()
     store.load_table_mappings()
     lease = store.get_lease()
@@ -95,6 +101,7 @@ def read_overview(store: Store, pipeline: str, now: float) -> Overview:
             state,
             mappings.get(oid, state.table),
             _lag_bytes(oid, state, None if lease is None else lease.report),
+            None if wanted is None else wanted.of(state.table),
         )
         for oid, state in store.get_table_replication_states().items()
     ]
@@ -147,6 +154,8 @@ def _table_dict(table: TableOverview) -> dict[str, Any]:
         "name": state.table.name,
         "oid": table.oid,
         "destination": str(table.destination),
+        "mode": None if table.wanted is None else table.wanted.mode,
+        "freshness": None if table.wanted is None else table.wanted.freshness,
         "phase": state.phase.value,
         "since": iso_time(state.since),
         **_position("position", state.position),

@@ -16,6 +16,7 @@ from walflow.units import human_age, human_bytes, human_count, human_seconds
 
 __all__ = ["print_overview"]
 
+_MODE_WIDTH = len("soft_delete,")
 _ROOMY = 100
 """From so many columns on, there are two spaces between what a table shows."""
 
@@ -71,7 +72,7 @@ def _for_people(console: Console, overview: Overview) -> Table:
     gap = 2 if console.width >= _ROOMY else 1
     grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("table", overflow="fold")
-    _add_columns(grid)
+    _add_columns(grid, overview)
     for table in overview.tables:
         name = Text(str(table.name))
         if table.destination != table.name:
@@ -81,18 +82,21 @@ def _for_people(console: Console, overview: Overview) -> Table:
 
 
 def _plain(overview: Overview) -> Table:
-    """One line a table, always the same columns."""
+    """One line a table, and the same columns whatever becomes of them."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column("table", no_wrap=True)
     grid.add_column("destination", no_wrap=True)
-    _add_columns(grid)
+    _add_columns(grid, overview)
     for table in overview.tables:
         cells = _cells(table, overview.at)
         grid.add_row(Text(str(table.name)), Text(str(table.destination)), *cells)
     return grid
 
 
-def _add_columns(grid: Table) -> None:
+def _add_columns(grid: Table, overview: Overview) -> None:
+    if any(table.wanted is not None for table in overview.tables):
+        # A name of a table has more use of a narrow terminal's room.
+        grid.add_column("mode", min_width=_MODE_WIDTH)
     grid.add_column("phase", no_wrap=True)
     for name in ("since", "rows", "changes", "lag", "failures"):
         grid.add_column(name, justify="right", no_wrap=True)
@@ -100,7 +104,9 @@ def _add_columns(grid: Table) -> None:
 
 def _cells(table: TableOverview, now: float) -> list[str | Text]:
     state = table.state
+    mode = [] if table.wanted is None else [Text(table.wanted.words)]
     return [
+        *mode,
         Text(state.phase.value, style=PHASE_STYLES.get(state.phase, "yellow")),
         human_age(now - state.since),
         human_count(state.rows_copied),

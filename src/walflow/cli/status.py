@@ -27,16 +27,17 @@ _NO_WRAPPING = 100_000
     cls=HelpedCommand,
     epilog="Reads the pipeline's store, whether it runs or not; the source, the destination and "
     "Spark are not asked. Lag is how far a table is behind the source's log, as of the pipeline's "
-    "last report; - while it is not followed, or nothing was reported.\n\n"
+    "last report; - while it is not followed, or nothing was reported. The mode, and the freshness "
+    "if it is not auto, are what the settings file wants, if it is named.\n\n"
     "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table is set "
     "aside.\n\n"
     "The object of --json: pipeline, at, running, holder (host, pid, lease_seconds_left), report "
     "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), tables "
-    "(table, schema, name, oid, destination, phase, since, position, rows_copied, "
-    "changes_applied, lag_bytes, attempts, error (code, reason, hint, phase, retry, "
-    "next_attempt)), requests (id, table, action, asked). Times are ISO 8601 in UTC; positions "
-    "are text (0/16B3748), and integers under the same key with _number behind it. Keys are only "
-    "ever added.",
+    "(table, schema, name, oid, destination, mode, freshness (both null without a settings "
+    "file), phase, since, position, rows_copied, changes_applied, lag_bytes, attempts, error "
+    "(code, reason, hint, phase, retry, next_attempt)), requests (id, table, action, asked). "
+    "Times are ISO 8601 in UTC; positions are text (0/16B3748), and integers under the same key "
+    "with _number behind it. Keys are only ever added.",
     examples=(
         "walflow status pipeline.yaml",
         "walflow status --name shop --check || echo look at it",
@@ -54,11 +55,12 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
 
     from walflow.cli.opening import opened_store
     from walflow.cli.overview import read_overview
+    from walflow.cli.wanted import wanted_of_tables
     from walflow.errors import TablesSetAside
 
     settings = chosen.store_settings()
     with opened_store(settings) as store:
-        overview = read_overview(store, settings.name, time.time())
+        overview = read_overview(store, settings.name, time.time(), wanted_of_tables(chosen))
     shown = overview.errors_only() if errors else overview
     if as_json:
         import json
