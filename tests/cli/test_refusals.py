@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.commands import Room
 from tests.conftest import Database
+from tests.pipeline.capturing import wait_for
 from walflow.cli.failures import report
 from walflow.errors import WalflowError
 from walflow.testing.postgres import EmbeddedPostgres
@@ -108,9 +109,8 @@ def test_a_slot_that_another_reads(room: Room, database: Database) -> None:
     command += ["-S", "cli_taken", "--start", "-f", "/dev/null", "-o", "proto_version=1"]
     reader = subprocess.Popen([*command, "-o", "publication_names=walflow"])
     try:
-        for _ in range(100):
-            if database.execute("SELECT active FROM pg_replication_slots") == [(True,)]:
-                break
+        active = "SELECT active FROM pg_replication_slots WHERE slot_name = 'cli_taken'"
+        wait_for(lambda: database.execute(active) == [(True,)], 60, "the slot is read")
         refused(room, 20, database.uri, "--slot", "cli_taken")
     finally:
         reader.terminate()

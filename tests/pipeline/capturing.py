@@ -86,14 +86,14 @@ class Capture:
         self.describer.close()
         self.log.close()
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 30, what: str = "") -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 90, what: str = "") -> None:
         """Wait for it; what ended the receiver is raised."""
         wait_for(condition, seconds, what, self.receiver.check)
 
-    def wait_durable(self, position: Lsn, seconds: float = 60) -> None:
+    def wait_durable(self, position: Lsn, seconds: float = 90) -> None:
         self.wait(lambda: self.log.end >= position, seconds, f"durable up to {position}")
 
-    def catch_up(self, seconds: float = 60) -> Lsn:
+    def catch_up(self, seconds: float = 90) -> Lsn:
         """Wait until all that is committed by now is durable here."""
         position = current_position(self.uri)
         self.wait_durable(position, seconds)

@@ -87,14 +87,17 @@ def find(pipeline: Pipeline, table: str) -> TableState | None:
 
 
 def wait_phase(pipeline: Pipeline, table: str, phase: Phase) -> TableState:
+    """The table as it was then: a moment later it may be in another one."""
+    seen: list[TableState] = []
+
     def reached() -> bool:
         state = find(pipeline, table)
-        return state is not None and state.phase is phase
+        if state is not None and state.phase is phase:
+            seen.append(state)
+        return bool(seen)
 
     wait_for(reached, WAIT, f"{table} is {phase}: {find(pipeline, table)}", pipeline.check)
-    state = find(pipeline, table)
-    assert state is not None
-    return state
+    return seen[0]
 
 
 def assert_follows(pipeline: Pipeline, shelf: Shelf, database: Database, *tables: str) -> None:

@@ -19,9 +19,20 @@ from walflow.stores.base import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["WAIT", "catch_up", "in_source", "phase_of", "running", "settings_for", "state_of"]
+__all__ = [
+    "HOLD",
+    "WAIT",
+    "catch_up",
+    "in_source",
+    "phase_of",
+    "running",
+    "settings_for",
+    "state_of",
+]
 
 WAIT = 90
+HOLD = 4 * WAIT
+"""For who is held until the test goes on, which may itself wait for several things."""
 
 
 def settings_for(

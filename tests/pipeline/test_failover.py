@@ -101,7 +101,8 @@ def test_a_server_that_lacked_the_tail_is_seen_however_far_it_is(
     assert "on_slot_lost: resync" in lost.value.hint
     # Whoever copies all again begins a log of the new timeline.
     capture = Capture(source.uri, tmp_path / "log", slot="s")
-    capture.log.restart(Lsn.parse(scalar(source.uri, "SELECT pg_current_wal_lsn()::text")))
+    # What is not flushed yet is not there for who reads.
+    capture.log.restart(Lsn.parse(scalar(source.uri, "SELECT pg_current_wal_flush_lsn()::text")))
     with capture:
         source.execute("INSERT INTO t VALUES (3, 'new')")
         capture.catch_up()
@@ -119,8 +120,9 @@ def test_a_log_from_before_timelines_were_kept_takes_the_present_one(
     raw = json.loads(head.read_text())
     assert raw.pop("timeline") == 2
     head.write_text(json.dumps(raw))
-    with Capture(source.uri, tmp_path / "log", slot="s") as capture:
-        assert capture.log.timeline is None
+    capture = Capture(source.uri, tmp_path / "log", slot="s")
+    assert capture.log.timeline is None
+    with capture:
         capture.catch_up()
         assert capture.log.timeline == 2
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.following import wait_phase
 from tests.pipeline.running import (
     WAIT,
     catch_up,
@@ -90,11 +91,10 @@ def test_a_table_that_was_set_aside_does_not_fill_the_log_for_ever(
     with running(settings, spark, destination=shelf, store=store) as pipeline:
         broken.set()
         database.execute(FILL.format("a"))
-        wait_for(lambda: phase_of(pipeline, "a") is Phase.ERRORED, WAIT)
-        state = state_of(pipeline, "a")
-        assert state is not None
-        assert state.error is not None
-        assert state.error.hint == "make room"
+        # As it was then: a moment later it is tried again.
+        failed = wait_phase(pipeline, "a", Phase.ERRORED)
+        assert failed.error is not None
+        assert failed.error.hint == "make room"
         rounds = 0
         while not is_given_up(pipeline, "a"):
             rounds += 1
@@ -143,7 +143,8 @@ def test_a_source_that_is_away_blames_no_table(spark: SparkSession, tmp_path: Pa
         with running(settings, spark, destination=shelf, store=store) as pipeline:
             wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
             database.execute("UPDATE a SET v = 'before'", "ALTER PUBLICATION walflow ADD TABLE c")
-            wait_for(lambda: phase_of(pipeline, "c") is Phase.DATA_SYNC, WAIT)
+            # Most often in the middle of its copy; who looks late finds it further on.
+            wait_for(lambda: phase_of(pipeline, "c") not in (None, Phase.INIT), WAIT)
             server.crash()
             seen.wait(2)  # long enough for whoever needs it to have noticed
             pipeline.check()
