@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import find, named, on_shelf, wait_phase
-from tests.pipeline.running import WAIT, running, settings_for
+from tests.pipeline.running import HOLD, WAIT, running, settings_for
 from tests.pipeline.shelf import FollowingShelf, RenamingShelf, Shelf
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
@@ -271,7 +271,7 @@ def test_forms_are_followed(spark: SparkSession, database: Database, tmp_path: P
 
 
 def hold(event: threading.Event) -> None:
-    assert event.wait(WAIT)
+    assert event.wait(HOLD)
 
 
 def wait_until_logged(pipeline: Pipeline) -> None:
@@ -397,8 +397,10 @@ def test_forms_that_meet_with_hindrance(
         # What the destination refused is taken back.
         database.execute("ALTER TABLE impossible DROP COLUMN n")
         assert_followed(pipeline, shelf, database, {"impossible": 2})
+        # Which fails once before the change, and then again and again after it.
+        renamed = ("id", "w")
+        wait_for(lambda: shelf.forms[named("killed")].column_names == renamed, WAIT, "renamed")
         wait_phase(pipeline, "killed", Phase.ERRORED)
-    assert shelf.forms[named("killed")].column_names == ("id", "w")
     set_failpoints("")
     database.execute(
         "ALTER TABLE killed RENAME COLUMN w TO x",

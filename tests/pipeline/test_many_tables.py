@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import catch_up, in_source, settings_for
+from tests.pipeline.sessions import held_sessions
 from tests.pipeline.test_pipeline import in_lake
 from walflow.model import Phase
 from walflow.pipeline.pipeline import Pipeline
@@ -66,16 +68,10 @@ class Connections:
             counter.join()
 
     def _count(self, database: Database, over: threading.Event) -> None:
-        with database.connect() as connection:
-            while not over.wait(0.1):
-                rows = connection.execute(
-                    "SELECT application_name, count(*) FROM pg_stat_activity"
-                    " WHERE application_name LIKE 'walflow test%' AND datname = current_database()"
-                    " GROUP BY 1"
-                ).fetchall()
-                now = {"all": sum(count for _, count in rows), **dict(rows)}
-                for name, count in now.items():
-                    self.most[name] = max(count, self.most.get(name, 0))
+        while not over.wait(0.1):
+            held = Counter(held_sessions(database, "walflow test%"))
+            for name, count in {"all": held.total(), **held}.items():
+                self.most[name] = max(count, self.most.get(name, 0))
 
 
 def test_three_hundred_tables(

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import Writer, assert_follows, find, named, on_shelf, wait_phase
-from tests.pipeline.running import WAIT, running, settings_for, state_of
+from tests.pipeline.running import HOLD, WAIT, running, settings_for, state_of
 from tests.pipeline.shelf import DroppingShelf, PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationForeign
@@ -342,7 +342,7 @@ class SlowlyDroppingShelf(DroppingShelf):
         self.asked.append(table.name)
         if table.name == named("foreign"):
             raise DestinationForeign("public.foreign is not ours", hint="Drop it yourself.")
-        self.go_on.wait(WAIT)
+        self.go_on.wait(HOLD)
         super().drop_table(table)
 
 
@@ -512,7 +512,7 @@ def test_a_column_is_made_anew_before_anyone_looked(
 
 
 def _hold(event: threading.Event) -> None:
-    assert event.wait(WAIT)
+    assert event.wait(HOLD)
 
 
 def test_a_table_that_leaves_breaks_its_copy_off(
@@ -525,7 +525,8 @@ def test_a_table_that_leaves_breaks_its_copy_off(
         "CREATE PUBLICATION walflow FOR TABLE steady",
     )
     shelf = PositionedShelf()
-    set_failpoints("copy.range[public.large]=sleep:0.05")
+    # Long enough for the table to leave meanwhile: what was read is then dropped.
+    set_failpoints("copy.range[public.large]=sleep:0.25")
     with running(settings, spark, destination=shelf) as pipeline:
         with writing(database):
             database.execute("ALTER PUBLICATION walflow ADD TABLE large")
@@ -557,6 +558,13 @@ def test_a_table_is_renamed_while_it_catches_up(
     held = {named("a"), named("b"), named("c")}
     shelf, go_on = PositionedShelf(), threading.Event()
     shelf.before_round = lambda table: _hold(go_on) if table in held else None
+
+    def touch(table: TableName) -> None:
+        # Whatever the writer does meanwhile, there is something to catch up on.
+        if table in held:
+            database.execute(f"UPDATE {table.name} SET v = 'since the snapshot' WHERE id = 1")
+
+    shelf.before_copy = touch
     with running(settings, spark, destination=shelf) as pipeline:
         with writing(database, "a", "b", "c"):
             database.execute("ALTER PUBLICATION walflow ADD TABLE a, b, c")
@@ -618,7 +626,7 @@ def test_a_snapshot_is_lost_in_the_middle(
         "CREATE PUBLICATION walflow FOR TABLE steady, large",
     )
     shelf = PositionedShelf()
-    set_failpoints("copy.range[public.large]=sleep:0.05")
+    set_failpoints("copy.range[public.large]=sleep:1")
     with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
         with writing(database, "large"):
             wait_for(lambda: bool((find(pipeline, "large") or _none()).rows_copied), WAIT)
@@ -646,7 +654,7 @@ def test_the_source_restarts(
         )
         settings = settings_for(database, tmp_path, copy__range_bytes=131072)
         shelf = PositionedShelf()
-        set_failpoints("copy.range[public.large]=sleep:0.05")
+        set_failpoints("copy.range[public.large]=sleep:1")
         with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
             wait_for(lambda: bool((find(pipeline, "large") or _none()).rows_copied), WAIT)
             server.restart()

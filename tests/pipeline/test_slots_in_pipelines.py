@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import ALWAYS_BULK, wait_for
 from tests.pipeline.following import Writer
-from tests.pipeline.running import WAIT, catch_up, in_source, phase_of, running, settings_for
+from tests.pipeline.running import HOLD, WAIT, catch_up, in_source, phase_of, running, settings_for
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.changelog.copies import TableCopy
 from walflow.config import Settings
@@ -215,7 +215,7 @@ def test_a_running_pipeline_makes_a_new_slot(
     def linger(table: TableName) -> None:
         if table.name == "c" and not go_on.is_set():
             copying.set()
-            go_on.wait(WAIT)
+            go_on.wait(HOLD)
 
     shelf.before_round, shelf.before_copy = refuse, linger
     with running(settings, spark, destination=shelf) as pipeline:
@@ -315,7 +315,7 @@ def test_a_first_start_that_comes_to_nothing_leaves_nothing(
         writing.rollback()
     assert_nothing_left(settings, source)
     # Stopped before a range was read.
-    set_failpoints("sync.data_sync=sleep:1")
+    set_failpoints("sync.data_sync=sleep:5")
     with running(settings, spark, destination=Shelf(), caught_up=False) as pipeline:
         wait_for(lambda: phase_of(pipeline, "a") is Phase.DATA_SYNC, WAIT)
     assert_nothing_left(settings, source)
@@ -340,7 +340,7 @@ def test_a_first_start_that_is_stopped_while_it_copies_goes_on(
         labels = {"pipeline": "test", "table": "public.b"}
         return int(metrics.registry.get_sample_value("etl_table_copy_ranges_total", labels) or 0)
 
-    set_failpoints("copy.range[public.b]@1=sleep:1")
+    set_failpoints("copy.range[public.b]@1=sleep:5")
     with running(settings, spark, destination=shelf, metrics=metrics, caught_up=False) as pipeline:
         wait_for(lambda: ranges() > 0, WAIT)
         pipeline.stop()

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Database
 from tests.destinations.reference import make_schema
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import WAIT, catch_up, in_source, phase_of, running, settings_for
+from tests.pipeline.running import HOLD, WAIT, catch_up, in_source, phase_of, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
 from walflow.destinations.base import Events
 from walflow.errors import DestinationError
@@ -86,7 +86,7 @@ def test_at_the_end_it_is_broken_off(spark: SparkSession) -> None:
     upkeep = Upkeep(spark, Kept(work), metrics.pipeline("shop"))
     lane = threading.Thread(target=upkeep.between_rounds, args=(STATE,), daemon=True)
     lane.start()
-    assert begun.wait(30)
+    assert begun.wait(WAIT)
     # Another table does not wait for its turn.
     upkeep.between_rounds(STATE)
     closing = threading.Thread(target=upkeep.close, daemon=True)
@@ -115,7 +115,7 @@ class KeptShelf(PositionedShelf):
     def maintain(self, table: TableSchema) -> None:
         self.begun.append(table.name)
         rounds = self.rounds[table.name]
-        assert self.go_on.wait(WAIT)
+        assert self.go_on.wait(HOLD)
         assert self.rounds[table.name] == rounds, "it was written meanwhile"
         self.due.discard(table.name)
 
