@@ -55,17 +55,17 @@ def test_stopped_then_killed_then_caught_up_and_equal(
         with ended(room.start(*arguments(database, room, "--json"))) as process:
             lines = wait_until_followed(process)
             process.terminate()
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=180)
             assert process.returncode == 0, err
             assert {"made the slot", "copied"} <= {line["event"] for line in lines}
         load.allow_truncate()
-        assert room.processes_after(10) == []
+        assert room.processes_after(90) == []
         # kill -9 while changes are being applied.
         with ended(room.start(*arguments(database, room, "--json"))) as process:
             wait_until_changes(process)
             process.kill()
             process.wait(30)
-        assert room.processes_after(20) == []
+        assert room.processes_after(90) == []
     load.check()
     ran = room.run(*arguments(database, room, "--until-caught-up"))
     assert ran.returncode == 0, ran.stderr
@@ -92,11 +92,11 @@ def test_ctrl_c_during_the_start_makes_nothing(database: Database, room: Room) -
         time.sleep(1)
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
         print(f"ended after {time.monotonic() - began:.1f} s")
     assert process.returncode == 130, err
     assert (out, "Traceback" in err, "Error" in err) == ("", False, False)
-    assert room.processes_after(10) == []
+    assert room.processes_after(90) == []
     assert slots(database) == []
     assert room.leftovers() == []
 
@@ -111,13 +111,13 @@ def test_a_second_ctrl_c_stops_at_once(database: Database, room: Room) -> None:
         time.sleep(0.3)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=180)
         took = time.monotonic() - began
     print(f"ended after {took:.1f} s with {process.returncode}")
-    assert took < 10
+    assert took < 60
     assert process.returncode in (0, 130), err
     assert "Traceback" not in err
-    assert room.processes_after(10) == []
+    assert room.processes_after(90) == []
 
 
 Line = dict[str, Any]
@@ -125,7 +125,7 @@ Line = dict[str, Any]
 
 def wait_until_followed(process: subprocess.Popen[str]) -> list[Line]:
     """Until every table is copied and some changes are applied; gives the lines so far."""
-    return _read_until(process, lambda line: bool(line.get("changes")))
+    return _read_until(process, lambda line: bool(line.get("changes")) and line.get("copying") == 0)
 
 
 def wait_until_changes(process: subprocess.Popen[str]) -> None:
@@ -135,7 +135,7 @@ def wait_until_changes(process: subprocess.Popen[str]) -> None:
 
 def _read_until(process: subprocess.Popen[str], condition: Callable[[Line], bool]) -> list[Line]:
     assert process.stderr is not None
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     lines: list[Line] = []
     while time.monotonic() < deadline and (text := process.stderr.readline()):
         lines.append(json.loads(text))
