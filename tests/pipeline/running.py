@@ -30,8 +30,9 @@ __all__ = [
     "state_of",
 ]
 
-WAIT = 90
-HOLD = 4 * WAIT
+WAIT = 180
+"""A bound for what hangs: a machine that does other things takes its time."""
+HOLD = 3 * WAIT
 """For who is held until the test goes on, which may itself wait for several things."""
 
 
