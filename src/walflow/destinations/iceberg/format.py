@@ -75,9 +75,13 @@ class IcebergFormat:
     def __init__(self, warehouse: str, options: Mapping[str, str] | None = None) -> None:
         """``options`` name another kind of catalog than folders, or its details."""
         self.session_conf = catalog_conf(warehouse, options or {})
-        self.keeps_views = keeps_views(options or {})
+        self._keeps_views = keeps_views(options or {})
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
+
+    @property
+    def keeps_views(self) -> bool:
+        return self._keeps_views
 
     def opened(self, spark: SparkSession) -> None:
         self._bridge(spark)
@@ -225,5 +229,8 @@ class IcebergFormat:
         """Opened when first asked for: that starts the catalog, which may take long, or fail."""
         with self._opening:
             if not self._bridges:
-                self._bridges.append(open_bridge(spark, self.session_conf))
+                bridge = open_bridge(spark, self.session_conf)
+                if bridge is not None and self._keeps_views:
+                    self._keeps_views = bridge.keeps_views()
+                self._bridges.append(bridge)
             return self._bridges[0]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from pyspark.errors import UnsupportedOperationException
+
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
@@ -72,9 +74,11 @@ _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
     """Spark settings of our catalog; options name another kind of catalog, or its details."""
     prefix = f"spark.sql.catalog.{CATALOG}"
+    # Iceberg refuses a catalog that has a class and a type.
+    kind = {} if "catalog-impl" in options else {f"{prefix}.type": "hadoop"}
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
-        f"{prefix}.type": "hadoop",
+        **kind,
         f"{prefix}.warehouse": warehouse,
         # Each session would cache tables for itself, and not see what another one commits.
         f"{prefix}.cache-enabled": "false",
@@ -97,7 +101,12 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
 
 def make_namespace(spark: SparkSession, name: TableName) -> None:
     """Make the namespace that the table is to be in, unless it is there: some catalogs insist."""
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
+    try:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
+    except Exception:
+        # Of several who make it at once, JDBC's catalog fails all but one.
+        if not has_namespace(spark, name):
+            raise
 
 
 def has_namespace(spark: SparkSession, name: TableName) -> bool:
@@ -139,18 +148,32 @@ def alter_table(spark: SparkSession, name: TableName, clauses: Sequence[str]) ->
 
 
 def rename_table(spark: SparkSession, name: TableName, new: TableName) -> bool:
-    """See LakeFormat.rename. A table's folder is its name where there is no catalog but folders."""
-    if spark.conf.get(f"spark.sql.catalog.{CATALOG}.type") == "hadoop":
+    """See LakeFormat.rename. Not if its folder has its name: that is so where there is no catalog
+    but folders, and where a REST server chooses such ones. The next table of that name would come
+    into the same folder, and each would take the other's files for litter."""
+    if _folder(spark, name) == folder_names(name)[1]:
         return False
     if new.schema != name.schema:
         make_namespace(spark, new)
+    # Without the catalog's name, which only Hive's catalog does not take for a namespace.
+    new_name = ".".join(map(quoted, folder_names(new)))
     try:
-        spark.sql(f"ALTER TABLE {table_identifier(name)} RENAME TO {table_identifier(new)}")
+        spark.sql(f"ALTER TABLE {table_identifier(name)} RENAME TO {new_name}")
+    except UnsupportedOperationException:
+        return False
     except Exception as error:
         if "UnsupportedOperationException" in str(error):
             return False
         raise
     return True
+
+
+def _folder(spark: SparkSession, name: TableName) -> str:
+    """The last part of where the table is."""
+    told = spark.sql(f"DESCRIBE TABLE EXTENDED {table_identifier(name)}").collect()
+    # The columns come first, and one may be called so.
+    location: str = [row["data_type"] for row in told if row["col_name"] == "Location"][-1]
+    return location.rstrip("/").rpartition("/")[2]
 
 
 def drop_table(spark: SparkSession, name: TableName) -> None:

@@ -42,8 +42,11 @@ class IcebergTable:
 
     @property
     def version(self) -> str:
-        """Another one whenever anything of the table is another."""
-        version: str = self._table.operations().current().metadataFileLocation()
+        """Another one whenever anything of the table is another. NotInColumns if the catalog does
+        not tell (a REST server need not)."""
+        version: str | None = self._table.operations().current().metadataFileLocation()
+        if version is None:
+            raise NotInColumns("its catalog does not say which version it is")
         return version
 
     @property
