@@ -20,8 +20,8 @@ import pyspark
 from pydantic import SecretStr
 
 from walflow.config import SparkSettings
-from walflow.destinations.iceberg import EXTENSIONS
-from walflow.spark.jars import ICEBERG, find_jars
+from walflow.destinations import delta, iceberg
+from walflow.spark.jars import DELTA, ICEBERG, find_jars
 from walflow.spark.java import find_java
 
 _START_SECONDS = 240
@@ -163,7 +163,7 @@ class StandaloneCluster(_Servers):
 
 
 class ConnectServer(_Servers):
-    """A server with two local cores and all that Iceberg needs."""
+    """A server with two local cores and all that Iceberg and Delta need."""
 
     remote: str
 
@@ -175,7 +175,7 @@ class ConnectServer(_Servers):
             "spark.driver.host": "127.0.0.1",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.python.unix.domain.socket.enabled": "true",
-            "spark.sql.extensions": EXTENSIONS,
+            "spark.sql.extensions": f"{iceberg.EXTENSIONS},{delta.EXTENSIONS}",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.ui.enabled": "false",
         }
@@ -183,7 +183,7 @@ class ConnectServer(_Servers):
             "connect",
             *("spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
             *("--master", "local[2]", "--driver-memory", "1g"),
-            *("--jars", ",".join(map(str, find_jars([ICEBERG])))),
+            *("--jars", ",".join(map(str, find_jars([ICEBERG, DELTA])))),
             *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
             "spark-internal",
         )

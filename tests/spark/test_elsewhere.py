@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from tests.cli.commands import ended, new_room, wait_for_line
+from tests.cli.commands import Room, ended, new_room, wait_for_line
 from tests.conftest import Database
-from tests.destinations.reference import reading_session
+from tests.lake.equality import Lake, Sought, assert_equal
 from tests.spark.clusters import ConnectServer, StandaloneCluster, written
-from walflow.config import SparkSettings
-from walflow.demo.compare import compare_table
-from walflow.model import TableName
+from walflow.config import Settings, SparkSettings
+from walflow.destinations import delta, iceberg
 from walflow.spark.conf import driver_conf, master_addresses
 from walflow.spark.java import Java
 
@@ -128,6 +126,34 @@ def change(database: Database) -> None:
     )
 
 
+def write_settings(
+    room: Room,
+    database: Database,
+    server: StandaloneCluster | ConnectServer,
+    format: str,
+    range_bytes: int = 64 << 10,
+) -> Path:
+    file = room.path / "settings.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "name": "shop",
+                "source": {"uri": database.uri, "slot": f"{database.name}_slot"},
+                "destination": {"uri": f"{format}://{room.path / 'lake'}"},
+                "log": {"folder": str(room.path / "log")},
+                "copy": {"range_bytes": range_bytes},
+                "spark": written(server.settings),
+            }
+        )
+    )
+    return file
+
+
+def check_equal(database: Database, spark: SparkSession, file: Path) -> None:
+    lake = Lake(spark, Settings.model_validate(yaml.safe_load(file.read_text())))
+    assert_equal(database, lake, [Sought("large"), Sought("keyless")])
+
+
 @pytest.mark.spark
 def test_a_run_ends_equal(
     server: StandaloneCluster | ConnectServer, database: Database, spark: SparkSession
@@ -135,20 +161,7 @@ def test_a_run_ends_equal(
     fill(database)
     before = executors_of(server)
     with new_room() as room:
-        lake = room.path / "lake"
-        file = room.path / "settings.yaml"
-        file.write_text(
-            yaml.safe_dump(
-                {
-                    "name": "shop",
-                    "source": {"uri": database.uri, "slot": f"{database.name}_slot"},
-                    "destination": {"uri": f"iceberg://{lake}"},
-                    "log": {"folder": str(room.path / "log")},
-                    "copy": {"range_bytes": 64 << 10},
-                    "spark": written(server.settings),
-                }
-            )
-        )
+        file = write_settings(room, database, server, "iceberg")
         # What is changed meanwhile is to be part of what is caught up with, also if we are slow.
         room.failpoints = "sync.finished_copy[public.large]=sleep:15"
         with ended(room.start("run", file, "--until-caught-up")) as process:
@@ -158,18 +171,26 @@ def test_a_run_ends_equal(
         assert process.returncode == 0, printed
         assert "Traceback" not in printed
         assert room.processes_after(60) == []
-
-        session = reading_session(spark, lake)
-        with database.connect() as connection:
-            large = compare_table(connection, session, TableName("public", "large"))
-        assert large.equal, (large, printed)
-        keyless = session.table("lake.public.keyless").select("a", "b")
-        stored = [tuple(row) for row in keyless.collect()]
-        assert Counter(stored) == Counter(database.execute("SELECT a, b FROM keyless"))
+        check_equal(database, spark, file)
     if isinstance(server, StandaloneCluster):
         # One may have come so late that the other had done all of it.
         logs = [place / "stderr" for place in executors_of(server) - before]
         assert any("Finished task" in log.read_text() for log in logs if log.exists())
+
+
+@pytest.mark.spark
+def test_delta_tables_of_a_connect_server_end_equal(
+    connect_server: ConnectServer, database: Database, spark: SparkSession
+) -> None:
+    """Copied by one run, followed by the next: no JVM has to start for it."""
+    with new_room() as room:
+        file = write_settings(room, database, connect_server, "delta", range_bytes=1 << 20)
+        for happens in (fill, change):
+            happens(database)
+            ran = room.run("run", file, "--until-caught-up", seconds=400)
+            assert ran.returncode == 0, ran.stderr
+            assert "Traceback" not in ran.stderr
+        check_equal(database, spark, file)
 
 
 def executors_of(server: StandaloneCluster | ConnectServer) -> set[Path]:
@@ -232,23 +253,23 @@ def test_an_address_that_is_none() -> None:
 @pytest.mark.spark
 def test_what_a_server_must_be_started_with(connect_server: ConnectServer) -> None:
     remote = {"remote": connect_server.remote}
-    delta = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    unknown = {
+        "spark.sql.extensions": "org.example.Extension",
+        "spark.sql.catalog.spark_catalog": "org.example.Catalog",
     }
     no_jars, no_extension, no_conf, static = refusals(
-        ([], remote, delta),
+        ([], remote, unknown),
         # A class that the server has, but not as an extension.
         ([], remote, {"spark.sql.extensions": "org.apache.iceberg.spark.SparkCatalog"}),
         ([], remote | {"conf": {"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:1"}}, {}),
         ([], remote | {"conf": {"spark.sql.warehouse.dir": "elsewhere"}}, {}),
     )
     assert no_jars[0] == "JarsMissing"
-    assert "the class io.delta.sql.DeltaSparkSessionExtension" in no_jars[1]
-    assert "the class org.apache.spark.sql.delta.catalog.DeltaCatalog" in no_jars[1]
+    assert "the class org.example.Extension" in no_jars[1]
+    assert "the class org.example.Catalog" in no_jars[1]
     assert "io.delta:delta-spark_4.1_2.13:4.4.0" in no_jars[2]
     # Those that the server has stay.
-    assert "IcebergSparkSessionExtensions,io.delta.sql.DeltaSparkSessionExtension" in no_jars[2]
+    assert f"{iceberg.EXTENSIONS},{delta.EXTENSIONS},org.example.Extension" in no_jars[2]
     assert no_extension[0] == "SparkError"
     assert "--packages" not in no_extension[2]
     assert "--conf spark.sql.extensions=" in no_extension[2]
