@@ -1,7 +1,7 @@
 """The table of pictures: which versions of a pipeline's tables belong together.
 
 One row a table a picture. Each picture says until when it is kept (see ``keeping``), and its
-versions stay as long.
+versions stay as long. The newest one stays in any case.
 """
 
 from __future__ import annotations
@@ -240,8 +240,12 @@ class Pictures:
         """Rows of pictures that are kept; None: there is no table."""
         if self._format.look(spark, self.name) is None:
             return None
-        rows = spark.table(self._format.identifier(self.name))
-        return rows.where(f"kept_until > {_moment(time.time())}")
+        identifier = self._format.identifier(self.name)
+        # The newest one is of the tables as they are, for as long as nothing happens to them.
+        return spark.table(identifier).where(
+            f"kept_until > {_moment(time.time())}"
+            f" OR recorded_at = (SELECT max(recorded_at) FROM {identifier})"
+        )
 
 
 def readable(
