@@ -23,6 +23,10 @@ LITTLE_DATA = {
     # a third of a round's work. Commands that tests start have what users have.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # So is to fill a page of 32 MB with zeros for each sort of a few rows, and to let a collector
+    # mark what lives beside the tests. Both together are an eighth of the work.
+    "spark.buffer.pageSize": "1m",
+    "spark.driver.extraJavaOptions": "-XX:-UseG1GC -XX:+UseParallelGC",
 }
 
 
