@@ -79,7 +79,7 @@ def test_more_tables_than_connections() -> None:
     connections = Connections(2)
     with ThreadPoolExecutor(5) as pool:
         holders = [Holder(pool, connections, 2) for _ in range(5)]
-        for _ in holders:
+        while holders:
             wait_for(lambda: any(h.granted for h in holders), 30)
             assert sum(h.granted for h in holders) <= 2
             served = next(h for h in holders if h.granted)

@@ -164,7 +164,7 @@ def checked(uri: str, folder: Path) -> list[Finding]:
     given = {
         "source.uri": uri,
         "source.publication": "p",
-        "destination.uri": "http://127.0.0.1:9",
+        "destination.uri": f"iceberg://{folder}/lake",
         "log.folder": folder / "log",
     }
     findings = perform(Facts(load_settings(None, given, {}), quick=True))
