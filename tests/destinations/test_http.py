@@ -349,6 +349,11 @@ def test_trying_it_out_leaves_nothing(service: HttpTables, destination: HttpDest
         destination.check_writable()
     assert refusal.value.hint == "read only"
     assert len(service.received) == 6
+    # And at once.
+    Trouble(service, Answer(503))
+    with pytest.raises(DestinationError, match="it answered 503"):
+        destination.check_writable()
+    assert len(service.received) == 7
 
 
 # -- signatures, options, secrets -------------------------------------------------------------

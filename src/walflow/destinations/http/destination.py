@@ -7,7 +7,7 @@ import json
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -104,6 +104,14 @@ class HttpDestination(ArrowDestination):
     def check_writable(self) -> None:
         """Make and empty ``walflow_check.scratch``: always the same, so that services which keep
         something of every name do not get more of them."""
+        # Whoever tries it out wants to know now.
+        once = HttpDestination(str(self._base), replace(self.options, retry_attempts=0))
+        try:
+            once._try_out()
+        finally:
+            once.shutdown()
+
+    def _try_out(self) -> None:
         import pyarrow as pa
 
         self.truncate_table(_SCRATCH)

@@ -90,7 +90,7 @@ class Sender:
         except _Again as error:
             raise DestinationError(
                 f"{what} was not accepted by {self._shown(url)}: {error}",
-                hint="It is tried again. Check that the service runs, and what it logs.",
+                hint="Check that the service runs, and what it logs.",
             ) from error.__cause__
 
     def _send_once(
