@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.printing import table_console
 
 if TYPE_CHECKING:
     from walflow.config.lake import Freshness
@@ -38,15 +39,13 @@ def bench() -> None:
 @debug_option
 def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
     """From a backlog to the durable change log, against pg_recvlogical to /dev/null."""
-    from rich.console import Console
-
     from walflow.bench.capture import bench_capture
     from walflow.bench.measure import show
 
     comparisons = list(bench_capture(changes, rounds, only))
     if not comparisons:
         raise click.UsageError(f"There is no workload {only!r}.")
-    show(Console(), comparisons, as_json=as_json)
+    show(table_console(), comparisons, as_json=as_json)
 
 
 @bench.command()
@@ -59,12 +58,10 @@ def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
 @click.pass_context
 def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
     """From a table to an Iceberg table, against psql's COPY to /dev/null."""
-    from rich.console import Console
-
     from walflow.bench.copying import bench_copy
     from walflow.bench.measure import show
 
-    show(Console(), bench_copy(rows, rounds, debug=is_debug(context)), as_json=as_json)
+    show(table_console(), bench_copy(rows, rounds, debug=is_debug(context)), as_json=as_json)
 
 
 @bench.command()
@@ -86,8 +83,6 @@ def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
 @click.pass_context
 def apply(context: click.Context, rows: str, freshness: str, rounds: int, as_json: bool) -> None:
     """Rounds of changes into an Iceberg table, against a bare MERGE."""
-    from rich.console import Console
-
     from walflow.bench.applying import bench_apply
     from walflow.bench.measure import show
 
@@ -97,7 +92,7 @@ def apply(context: click.Context, rows: str, freshness: str, rounds: int, as_jso
         raise click.UsageError(f"--rows {rows!r}: whole numbers with commas between.") from None
     ways: list[Freshness] = [way for way in ("merge", "view") if way in freshness.split(",")]
     comparisons = bench_apply(sizes, rounds, ways, debug=is_debug(context))
-    show(Console(), comparisons, as_json=as_json)
+    show(table_console(), comparisons, as_json=as_json)
 
 
 _table_rows = click.option(
@@ -120,12 +115,14 @@ _table_rows = click.option(
 @click.pass_context
 def drain(context: click.Context, rows: int, changes: int, rounds: int, as_json: bool) -> None:
     """From a backlog to a merged Iceberg table, against pg_recvlogical to /dev/null."""
-    from rich.console import Console
-
     from walflow.bench.draining import bench_drain
     from walflow.bench.measure import show
 
-    show(Console(), bench_drain(rows, changes, rounds, debug=is_debug(context)), as_json=as_json)
+    show(
+        table_console(),
+        bench_drain(rows, changes, rounds, debug=is_debug(context)),
+        as_json=as_json,
+    )
 
 
 @bench.command()
@@ -151,9 +148,7 @@ def latency(
     as_json: bool,
 ) -> None:
     """From a commit until who opens the Iceberg table sees it."""
-    from rich.console import Console
-
     from walflow.bench.latency import bench_latency
 
     result = bench_latency(rows, per_second, seconds, freshness, debug=is_debug(context))
-    result.show(Console(), as_json=as_json)
+    result.show(table_console(), as_json=as_json)

@@ -9,18 +9,15 @@ import click
 from walflow.cli.debugging import debug_option
 from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import Chosen, pipeline_options
+from walflow.cli.printing import table_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from walflow.cli.overview import Overview
 
 __all__ = ["status"]
 
 NOT_RUNNING = 1
 """The exit code of --check when no process runs the pipeline."""
-
-_NO_WRAPPING = 100_000
 
 
 @click.command(
@@ -78,12 +75,4 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
 def _print(overview: Overview, again: str) -> None:
     from walflow.cli.overview_text import print_overview
 
-    print_overview(_console(), overview, again)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    # Who reads it from a file or a pipe wants a line a table.
-    return console if console.is_terminal else Console(highlight=False, width=_NO_WRAPPING)
+    print_overview(table_console(), overview, again)
