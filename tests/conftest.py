@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +18,7 @@ import psycopg
 import pytest
 import structlog
 
+from tests.shared_classes import archive_classes
 from walflow.errors import PostgresMissing
 from walflow.model import quote_identifier
 from walflow.testing.postgres import EmbeddedPostgres
@@ -60,9 +64,14 @@ JAVA_OPTIONS = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     for name, options in JAVA_OPTIONS.items():
         os.environ.setdefault(name, options)
+    # Only where all tests run, which have many JVMs, and by who starts the workers.
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="walflow-classes-")
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        archive_classes(Path(folder))
 
 
 @pytest.hookimpl(optionalhook=True)
