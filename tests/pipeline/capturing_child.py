@@ -13,8 +13,21 @@ from tests.pipeline.capturing import Capture
 from walflow.model import Lsn
 
 
-def main(uri: str, folder: str, slot: str, backlog_bytes: str, rows: str = "0") -> None:
-    with Capture(uri, Path(folder), slot=slot, backlog_bytes=int(backlog_bytes)) as capture:
+def main(
+    uri: str,
+    folder: str,
+    slot: str,
+    backlog_bytes: str,
+    rows: str = "0",
+    max_bytes: str = str(1 << 40),
+) -> None:
+    with Capture(
+        uri,
+        Path(folder),
+        slot=slot,
+        backlog_bytes=int(backlog_bytes),
+        max_bytes=int(max_bytes),
+    ) as capture:
         print("running", flush=True)
         while True:
             capture.receiver.check()
