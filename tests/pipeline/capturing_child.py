@@ -14,20 +14,13 @@ from walflow.model import Lsn
 
 
 def main(
-    uri: str,
-    folder: str,
-    slot: str,
-    backlog_bytes: str,
-    rows: str = "0",
-    max_bytes: str = str(1 << 40),
+    uri: str, folder: str, slot: str, backlog_bytes: str, rows: str = "0", holds: str = ""
 ) -> None:
-    with Capture(
-        uri,
-        Path(folder),
-        slot=slot,
-        backlog_bytes=int(backlog_bytes),
-        max_bytes=int(max_bytes),
-    ) as capture:
+    """``holds``: no bulk read comes to its end."""
+    capture = Capture(uri, Path(folder), slot=slot, backlog_bytes=int(backlog_bytes))
+    if holds:
+        capture.receiver._has_room = lambda: False  # type: ignore[method-assign]
+    with capture:
         print("running", flush=True)
         while True:
             capture.receiver.check()
