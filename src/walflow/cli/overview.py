@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from walflow.cli.wanted import Wanted, WantedOfTables
+from walflow.config import ApplySettings
+from walflow.config.lake import WantedOfTable
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.process_marks import is_held
@@ -27,7 +28,7 @@ class TableOverview:
     destination: TableName
     lag_bytes: int | None
     """None before the table is followed, and where nobody has said how far the source is."""
-    wanted: Wanted | None
+    wanted: WantedOfTable | None
     """None: it is not known."""
 
     @property
@@ -87,7 +88,7 @@ class Overview:
 
 
 def read_overview(
-    store: Store, pipeline: str, now: float, wanted: WantedOfTables | None = None
+    store: Store, pipeline: str, now: float, apply: ApplySettings | None = None
 ) -> Overview:
     """From the persistent side, whether or not a process runs the pipeline; with what the
     settings want of tables, which the store does not know."""
@@ -101,7 +102,7 @@ def read_overview(
             state,
             mappings.get(oid, state.table),
             _lag_bytes(oid, state, None if lease is None else lease.report),
-            None if wanted is None else wanted.of(state.table),
+            None if apply is None else apply.wanted_of(str(state.table)),
         )
         for oid, state in store.get_table_replication_states().items()
     ]

@@ -52,12 +52,12 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
 
     from walflow.cli.opening import opened_store
     from walflow.cli.overview import read_overview
-    from walflow.cli.wanted import wanted_of_tables
+    from walflow.cli.wanted import lake_settings
     from walflow.errors import TablesSetAside
 
     settings = chosen.store_settings()
     with opened_store(settings) as store:
-        overview = read_overview(store, settings.name, time.time(), wanted_of_tables(chosen))
+        overview = read_overview(store, settings.name, time.time(), lake_settings(chosen))
     shown = overview.errors_only() if errors else overview
     if as_json:
         import json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,6 +17,7 @@ __all__ = [
     "MaintenanceSettings",
     "Mode",
     "TableSettings",
+    "WantedOfTable",
 ]
 
 Mode = Literal["mirror", "soft_delete", "history", "scd2"]
@@ -33,6 +35,15 @@ class TableSettings(Section):
     on_column_dropped: DroppedColumns | None = Field(
         None, description="What becomes of dropped columns; see apply.on_column_dropped."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOfTable:
+    """What holds for a table in the end."""
+
+    mode: Mode
+    freshness: Freshness
+    on_column_dropped: DroppedColumns
 
 
 TableOptions = Annotated[dict[SourceTable, TableSettings], BeforeValidator(parse_object)]
@@ -93,6 +104,15 @@ class ApplySettings(Section):
         description="For single tables: {public.orders: {mode: history}}; `mode`, `freshness` and "
         "`on_column_dropped` can be said.",
     )
+
+    def wanted_of(self, table: str | None) -> WantedOfTable:
+        """Of a table of the source (schema.table), or of all others."""
+        own = self.tables.get(table) if table is not None else None
+        return WantedOfTable(
+            (own and own.mode) or self.mode,
+            (own and own.freshness) or self.freshness,
+            (own and own.on_column_dropped) or self.on_column_dropped,
+        )
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

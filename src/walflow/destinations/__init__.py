@@ -28,6 +28,7 @@ __all__ = [
     "OpenDestination",
     "check_folder",
     "check_is_lake",
+    "is_lake",
     "open_destination",
     "open_without_spark",
     "packages_of",
@@ -75,10 +76,15 @@ def warehouse_of(uri: str) -> Path:
     return Path(unquote(parts.path)).absolute()
 
 
+def is_lake(uri: str) -> bool:
+    """Whether the URI names a lake, of whatever format."""
+    return urlsplit(uri).scheme in _KNOWN
+
+
 def check_is_lake(settings: Settings, command: str) -> None:
     """ConfigError if the destination has no tables that this command of ours could read."""
     uri = settings.destination.uri
-    if urlsplit(uri).scheme not in _KNOWN:
+    if not is_lake(uri):
         raise ConfigError(
             f"`walflow {command}` is for tables of a lake; {redacted(uri)} is none.",
             hint="Read the destination's tables with its own means.",

@@ -96,8 +96,7 @@ class Bridge:
         except UnsupportedOperationException:
             return False
         except Py4JError:
-            # No such namespace, say, or no right to it.
-            return True
+            pass  # No such namespace, say, or no right to it.
         return True
 
     def _open(self, name: TableName) -> IcebergTable:

@@ -82,12 +82,12 @@ class TablePlan:
 
 def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:
     """What the settings say of a table of the source (schema.table), or of all others."""
-    own = settings.tables.get(table) if table is not None else None
+    wanted = settings.wanted_of(table)
     names = Metadata(settings.change_type_column, settings.lsn_column, settings.timestamp_column)
     return TablePlan(
-        mode=(own and own.mode) or settings.mode,
-        freshness=(own and own.freshness) or settings.freshness,
-        on_column_dropped=(own and own.on_column_dropped) or settings.on_column_dropped,
+        mode=wanted.mode,
+        freshness=wanted.freshness,
+        on_column_dropped=wanted.on_column_dropped,
         metadata=names if settings.metadata else None,
         view_from_rows=settings.view_from_rows,
         fold_share=settings.fold_share,
