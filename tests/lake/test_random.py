@@ -20,7 +20,7 @@ from tests.conftest import Database
 from tests.lake.crashing import Crash, Crashes
 from tests.lake.equality import ALL_ROWS, CURRENT, NOT_DELETED, TOLD_LAST, Lake, Sought, differences
 from tests.lake.generating import TABLES, Generator
-from tests.pipeline.running import running, settings_for
+from tests.pipeline.running import QUICK, running, settings_for
 from walflow.config import Settings
 from walflow.failpoints import set_failpoints
 from walflow.pipeline.pipeline import Pipeline
@@ -103,7 +103,7 @@ def crash(
 ) -> str:
     """Run until a crash at a random step, or until all is done; where it was."""
     with crashes.after(chance.choice((chance.randrange(12), chance.randrange(50)))):
-        pipeline = Pipeline(settings, spark=spark)
+        pipeline = Pipeline(settings, spark=spark, timing=QUICK)
         try:
             pipeline.start()
             generator.run(TRANSACTIONS // 2)

@@ -14,6 +14,7 @@ from walflow.model import Phase, TableName
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.pipeline import Pipeline
 from walflow.pipeline.tables import TableState
+from walflow.pipeline.timing import Timing
 from walflow.stores.base import Store
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HOLD",
+    "QUICK",
     "WAIT",
     "catch_up",
     "in_source",
@@ -30,10 +32,12 @@ __all__ = [
     "state_of",
 ]
 
-WAIT = 180
+WAIT = 400
 """A bound for what hangs: a machine that does other things takes its time."""
 HOLD = 3 * WAIT
 """For who is held until the test goes on, which may itself wait for several things."""
+QUICK = Timing(publication=0.3, set_aside=0.3, requests=0.2, store_pause=0.05, lease=WAIT)
+"""What changes is seen soon, and a machine that stands still for long loses no lease."""
 
 
 def settings_for(
@@ -65,9 +69,10 @@ def running(
     store: Store | None = None,
     metrics: Metrics | None = None,
     caught_up: bool = True,
+    timing: Timing = QUICK,
 ) -> Iterator[Pipeline]:
     """A pipeline that has caught up with what was committed before (unless told otherwise)."""
-    pipeline = Pipeline(settings, store, destination, spark=spark, metrics=metrics)
+    pipeline = Pipeline(settings, store, destination, spark=spark, metrics=metrics, timing=timing)
     pipeline.start()
     try:
         if caught_up:

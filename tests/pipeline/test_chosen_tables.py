@@ -13,7 +13,6 @@ from tests.pipeline.following import assert_follows, find, named, on_shelf, wait
 from tests.pipeline.running import WAIT, catch_up, running, settings_for
 from tests.pipeline.shelf import DroppingShelf
 from walflow.model import Phase
-from walflow.pipeline import joining
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,9 +26,8 @@ def oid_of(database: Database, table: str) -> int:
 
 
 def test_only_chosen_tables_are_followed(
-    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.5)
     for table in ("steady", "audit_1", "away"):
         database.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",

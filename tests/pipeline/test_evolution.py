@@ -20,7 +20,6 @@ from walflow.evolution import Evolution, NotFollowed
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase
 from walflow.observe.metrics import Metrics
-from walflow.pipeline import joining
 from walflow.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ LONG = "repeat(md5(random()::text), 400)"
 
 
 @pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.5)
+def _no_failpoints_left() -> Iterator[None]:
     yield
     set_failpoints("")
 

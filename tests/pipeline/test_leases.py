@@ -26,6 +26,7 @@ from walflow.errors import LeaseLost, PipelineInUse, StoreError
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.pipeline import Pipeline
+from walflow.pipeline.timing import Timing
 from walflow.stores import open_store
 from walflow.stores.base import Holder, Report
 from walflow.stores.memory import Memory, MemoryStore
@@ -91,10 +92,11 @@ CHILD = """
 import sys, time
 from walflow.stores.sql import SqlStore
 from walflow.stores.sql_sqlite import SqliteDatabase
-from walflow.pipeline import leasing
+from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.timing import Timing
 from pathlib import Path
-leasing.LEASE_SECONDS = 3600.0
-leasing.LeaseKeeper(SqlStore(SqliteDatabase(Path(sys.argv[1])), "test"), lambda: None).acquire()
+store = SqlStore(SqliteDatabase(Path(sys.argv[1])), "test")
+LeaseKeeper(store, lambda: None, timing=Timing(lease=3600.0)).acquire()
 print("holding", flush=True)
 time.sleep(600)
 """
@@ -142,23 +144,19 @@ def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "holder", [ELSEWHERE, Holder("x/another boot/1", socket.gethostname(), 2**22 + 1)]
 )
-def test_one_that_cannot_be_seen_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, holder: Holder
-) -> None:
+def test_one_that_cannot_be_seen_is_waited_for(holder: Holder) -> None:
     """Also one of the same host name: two containers may have it."""
     store = MemoryStore("test")
     store.acquire_lease(holder, 1.0)
     keeper = LeaseKeeper(store, lambda: None)
     keeper.acquire()
     keeper.release()
-    monkeypatch.setattr("walflow.pipeline.leasing.LEASE_SECONDS", 0.2)
     store.acquire_lease(holder, LONG)
     with pytest.raises(PipelineInUse, match=f"process {holder.pid} on {holder.host}"):
-        LeaseKeeper(store, lambda: None).acquire()
+        LeaseKeeper(store, lambda: None, timing=Timing(lease=0.2)).acquire()
 
 
-def test_one_elsewhere_that_renews_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("walflow.pipeline.leasing.LEASE_SECONDS", LONG)
+def test_one_elsewhere_that_renews_is_not_waited_for() -> None:
     memory = Memory()
     theirs, ours = MemoryStore("test", memory), MemoryStore("test", memory)
     theirs.acquire_lease(ELSEWHERE, LONG)
@@ -175,7 +173,7 @@ def test_one_elsewhere_that_renews_is_not_waited_for(monkeypatch: pytest.MonkeyP
     renewing.start()
     try:
         with pytest.raises(PipelineInUse):
-            LeaseKeeper(ours, lambda: None).acquire()
+            LeaseKeeper(ours, lambda: None, timing=Timing(lease=LONG)).acquire()
     finally:
         seen.set()
         renewing.join()
@@ -193,14 +191,12 @@ class _Renewed(MemoryStore):
         self.renewals.release()
 
 
-def test_a_lease_is_renewed_whatever_else_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Long enough for a machine that stands still, and renewed often all the same.
-    monkeypatch.setattr("walflow.pipeline.leasing.LEASE_SECONDS", LONG)
-    monkeypatch.setattr("walflow.pipeline.leasing._RENEWALS", LONG / 0.1)
+def test_a_lease_is_renewed_whatever_else_takes_long() -> None:
     memory = Memory()
     report = Report(Lsn(3), Lsn(2), Lsn(1), 0.5, 0.0)
     store = _Renewed(memory)
-    keeper = LeaseKeeper(store, lambda: report)
+    # Long enough for a machine that stands still, and renewed often all the same.
+    keeper = LeaseKeeper(store, lambda: report, timing=Timing(lease=LONG, lease_renewal=0.1))
     keeper.acquire()
     other = MemoryStore("test", memory)
     for _ in range(10):
@@ -228,12 +224,9 @@ class _Hanging(MemoryStore):
         super().renew_lease(holder, seconds, report)
 
 
-def test_a_store_that_hangs_does_not_hide_that_the_lease_ran_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("walflow.pipeline.leasing.LEASE_SECONDS", 0.5)
+def test_a_store_that_hangs_does_not_hide_that_the_lease_ran_out() -> None:
     store = _Hanging()
-    keeper = LeaseKeeper(store, lambda: None)
+    keeper = LeaseKeeper(store, lambda: None, timing=Timing(lease=0.5, lease_renewal=0.1))
     keeper.acquire()
 
     def is_ours() -> bool:
@@ -313,14 +306,13 @@ def test_a_store_that_is_away_for_shorter_or_longer_than_the_lease(
     settings: Settings,
     database: Database,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The first time it is away for a round and a start of the server, however slow.
-    monkeypatch.setattr("walflow.pipeline.leasing.LEASE_SECONDS", 30.0)
+    timing = Timing(lease=30.0, store_pause=0.05)
     shelf = Shelf()
     with EmbeddedRedis() as redis:
         settings = settings_for(database, tmp_path, store__uri=redis.uri)
-        with running(settings, spark, destination=shelf) as pipeline:
+        with running(settings, spark, destination=shelf, timing=timing) as pipeline:
             redis.crash()
             database.execute("UPDATE a SET v = 'while the store is away'")
             wait_for(lambda: shelf.rows("a") == in_source(database, "a"), WAIT)
@@ -336,6 +328,6 @@ def test_a_store_that_is_away_for_shorter_or_longer_than_the_lease(
                 pipeline.wait()
         redis.start()
         database.execute("UPDATE a SET v = 'later'")
-        with running(settings, spark, destination=shelf):
+        with running(settings, spark, destination=shelf, timing=timing):
             assert shelf.rows("a") == in_source(database, "a")
     assert shelf.copies == {TableName("public", "a"): 1}

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import catch_up, in_source, settings_for
+from tests.pipeline.running import QUICK, catch_up, in_source, settings_for
 from tests.pipeline.sessions import held_sessions
 from tests.pipeline.test_pipeline import in_lake
 from walflow.model import Phase
@@ -84,7 +84,7 @@ def test_three_hundred_tables(
     settings = settings_for(database, tmp_path, copy__range_bytes=1 << 20, max_copy_connections=3)
     connections = Connections()
     began = time.monotonic()
-    pipeline = Pipeline(settings, spark=spark)
+    pipeline = Pipeline(settings, spark=spark, timing=QUICK)
     with connections.counted(database):
         pipeline.start()
         try:
@@ -106,7 +106,7 @@ def test_three_hundred_tables(
         assert in_lake(spark, settings, name) == in_source(database, name)
     # Another start takes up what is known: no table goes through its phases again.
     began, restarted = time.monotonic(), time.time()
-    with Pipeline(settings, spark=spark) as again:
+    with Pipeline(settings, spark=spark, timing=QUICK) as again:
         catch_up(again)
         show(capsys, f"started again and caught up in {time.monotonic() - began:.1f} s")
         assert ready(again) == TABLES

@@ -14,17 +14,11 @@ from tests.pipeline.running import WAIT, catch_up, in_source, running, settings_
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.errors import MappingConflict
 from walflow.model import Phase, TableName
-from walflow.pipeline import joining
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.5)
 
 
 def make(database: Database, *tables: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import Database
 from tests.destinations.reference import make_schema, reading_session
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import WAIT, catch_up, running, settings_for
+from tests.pipeline.running import QUICK, WAIT, catch_up, running, settings_for
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.model import Lsn, Phase, TableName
@@ -114,9 +114,8 @@ START = 1000
 
 @pytest.mark.spark
 def test_every_picture_is_of_one_transaction(
-    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("walflow.pipeline.progress._CUT_SECONDS", 1.0)
     database.execute(
         "CREATE TABLE savings (id bigint PRIMARY KEY, amount int)",
         "CREATE TABLE checking (id bigint PRIMARY KEY, amount int)",
@@ -126,7 +125,7 @@ def test_every_picture_is_of_one_transaction(
         "CREATE PUBLICATION walflow FOR TABLE savings, checking, ledger",
     )
     settings = settings_for(database, tmp_path)
-    with running(settings, spark) as pipeline:
+    with running(settings, spark, timing=replace(QUICK, cut=1.0)) as pipeline:
         # Pictures from before may lack tables: those that were not ready.
         wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
         begin = pipeline.source_position()

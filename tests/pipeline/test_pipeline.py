@@ -102,9 +102,7 @@ def test_tables_that_leave_and_come_back(
     spark: SparkSession,
     settings: Settings,
     database: Database,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("walflow.pipeline.joining._LOOK_SECONDS", 0.2)
     database.execute(
         "CREATE TABLE stays (id int PRIMARY KEY, a text)",
         "CREATE TABLE goes (id int PRIMARY KEY, a text)",

@@ -18,7 +18,6 @@ from walflow.config import Settings
 from walflow.errors import DestinationForeign
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName, TableSchema
-from walflow.pipeline import joining
 from walflow.pipeline.pipeline import Pipeline
 from walflow.pipeline.tables import TableState
 from walflow.stores import open_store
@@ -32,9 +31,7 @@ STEADY = "UPDATE steady SET v = 'v{n}' WHERE id = {n} % 20 + 1"
 
 
 @pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(joining, "_LOOK_AGAIN_SECONDS", 0.5)
+def _no_failpoints_left() -> Iterator[None]:
     yield
     set_failpoints("")
 

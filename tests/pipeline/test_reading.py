@@ -29,7 +29,6 @@ from walflow.errors import (
     TableRewritten,
 )
 from walflow.failpoints import VARIABLE, set_failpoints
-from walflow.pipeline import reading as pipeline_reading
 from walflow.pipeline.connections import Connections
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.retrying import is_of_the_source
@@ -152,9 +151,9 @@ def test_a_table_that_is_rewritten_meanwhile_is_not_taken(reading: Reading, stat
 
 
 def test_a_table_that_waits_for_a_lock_can_be_interrupted(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+    reading: Reading,
 ) -> None:
-    monkeypatch.setattr(pipeline_reading, "_LOCK_SECONDS", 120)
+    reading.reader.lock_seconds = 120
     reading.execute(*WIDE)
     table = reading.table("wide")
     with reading.snapshot() as snapshot, ThreadPoolExecutor(1) as pool:
@@ -175,10 +174,10 @@ def test_a_table_that_waits_for_a_lock_can_be_interrupted(
 
 @pytest.mark.parametrize("rows", [10, 1500])
 def test_a_table_that_is_locked_for_long_gives_its_connections_back(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch, rows: int
+    reading: Reading, rows: int
 ) -> None:
     """Whether executors read it, or the driver because it is small."""
-    monkeypatch.setattr(pipeline_reading, "_LOCK_SECONDS", 0.3)
+    reading.reader.lock_seconds = 0.3
     reading.execute(*WIDE, f"DELETE FROM wide WHERE id > {rows}", "VACUUM FULL wide")
     with reading.snapshot() as snapshot:
         table = reading.table("wide")

@@ -214,9 +214,8 @@ class _Failing(MemoryStore):
 
 
 def test_a_store_that_fails_in_the_middle_of_every_move(
-    spark: SparkSession, source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, source: Database, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("walflow.pipeline.held_store._PAUSE_SECONDS", 0.01)
     store, shelf = _Failing(StoreError("the store stumbled"), list(Phase)), PositionedShelf()
     settings = settings_for(source, tmp_path)
     with running(settings, spark, destination=shelf, store=store) as pipeline:

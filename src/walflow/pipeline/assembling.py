@@ -28,6 +28,7 @@ from walflow.pipeline.rounds import Rounds
 from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables
+from walflow.pipeline.timing import Timing
 from walflow.pipeline.upkeep import Upkeep
 from walflow.source.relation import Relation
 from walflow.spark.session import cores
@@ -51,6 +52,7 @@ class Ground:
     mapping: TableMapping
     metrics: PipelineMetrics
     stop: threading.Event
+    timing: Timing
 
 
 def assemble(
@@ -77,7 +79,16 @@ def assemble(
     cleanup.callback(snapshots.close)
     connections = Connections(min(settings.max_copy_connections, cores(spark)))
     range_bytes = settings.copying.range_bytes
-    reader = CopyReader(uri, application, spark, log, connections, ground.metrics, range_bytes)
+    reader = CopyReader(
+        uri,
+        application,
+        spark,
+        log,
+        connections,
+        ground.metrics,
+        range_bytes,
+        timing=ground.timing,
+    )
     syncer = Syncer(
         spark,
         log,
@@ -100,7 +111,7 @@ def assemble(
         trust_rewrites=settings.apply.on_rewrite == "trust",
     )
     ending = threading.Event()
-    progress = Progress(spark, destination, ground.metrics)
+    progress = Progress(spark, destination, ground.metrics, timing=ground.timing)
     upkeep = Upkeep(spark, destination, ground.metrics)
     rounds = Rounds(
         spark, log, ground.store, destination, tables, evolver, progress, ground.metrics, ending
@@ -137,6 +148,7 @@ def assemble(
         dispatcher,
         chosen=settings.tables,
         drop_removed=settings.on_table_removed == "drop",
+        timing=ground.timing,
     )
     intake = Intake(
         settings,

@@ -29,6 +29,7 @@ from walflow.pipeline.snapshots import Snapshots
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.syncing import Syncer
 from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.timing import Timing
 from walflow.pipeline.upkeep import Upkeep
 from walflow.states import RetryKind
 
@@ -36,7 +37,6 @@ __all__ = ["Coordinator", "Parts"]
 
 _IDLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
-_REQUEST_SECONDS = 1.0
 _SAVE_SECONDS = 2.0
 _UPKEEP_SECONDS = 1.0
 _LAG_SECONDS = 2.0
@@ -72,12 +72,14 @@ class Coordinator:
         *,
         cores: int,
         stop: threading.Event,
+        timing: Timing,
     ) -> None:
         """``cores``: how many tasks Spark runs at once."""
         self._settings = settings
         self._parts = parts
         self._metrics = metrics
         self._cores = cores
+        self._timing = timing
         self._stop = stop
         self._asked = self._saved = self._looked_after = 0.0
         self._begun = threading.Event()
@@ -109,7 +111,7 @@ class Coordinator:
         parts.dispatcher.tick()
         parts.joiner.look(hurry=any(parts.tables.get(oid) is None for oid in unfollowed))
         now = time.monotonic()
-        if now - self._asked >= _REQUEST_SECONDS:
+        if now - self._asked >= self._timing.requests:
             self._asked = now
             parts.requests.look()
         status = self.status()  # which is for the metrics, too

@@ -15,28 +15,30 @@ from walflow.stores.base import Store
 
 __all__ = ["held_store"]
 
-_PAUSE_SECONDS = 0.5
 _NOT_REPEATED = frozenset({"rollback_table_replication_state", "close"})
 """An answer that got lost would make the second time do it twice."""
 
 _logger = structlog.get_logger(__name__)
 
 
-def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event) -> Store:
+def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float) -> Store:
     """The store, for as long as the lease is ours.
 
     While the store is away, calls wait for it: that is nobody's fault, least of all a table's,
     and how long it may last is what the lease says. Once that is lost, every call raises: what is
-    in the store is another process's.
+    in the store is another process's. ``pause``: seconds before it is asked again.
     """
-    return cast("Store", _HeldStore(store, lease, stop))
+    return cast("Store", _HeldStore(store, lease, stop, pause))
 
 
 class _HeldStore:
-    def __init__(self, store: Store, lease: LeaseKeeper, stop: threading.Event) -> None:
+    def __init__(
+        self, store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float
+    ) -> None:
         self._store = store
         self._lease = lease
         self._stop = stop
+        self._pause = pause
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         call = getattr(self._store, name)
@@ -51,5 +53,5 @@ class _HeldStore:
                 if not error.retry or name in _NOT_REPEATED:
                     raise
                 _logger.warning("the store does not answer; trying again", error=str(error))
-                if self._stop.wait(_PAUSE_SECONDS):
+                if self._stop.wait(self._pause):
                     raise

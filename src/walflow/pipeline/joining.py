@@ -26,15 +26,13 @@ from walflow.pipeline.published import News, Published
 from walflow.pipeline.reading import CopyReader
 from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.timing import Timing
 from walflow.source.catalog import PublishedTable
 from walflow.states import TableReplicationState, stands_at
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]
 
-_LOOK_SECONDS = 2.0
-_LOOK_AGAIN_SECONDS = 10.0
-"""When a table is set aside for a reason that no fingerprint shows the end of."""
 _ANSWER_SECONDS = 0.05
 """The source mostly answers at once; when it does not, the answer is taken at a later turn."""
 
@@ -60,9 +58,11 @@ class Joiner:
         *,
         chosen: TablesSettings,
         drop_removed: bool,
+        timing: Timing,
     ) -> None:
         self._published = published
         self._chosen = chosen
+        self._timing = timing
         self._mapping = mapping
         self._named = named
         self._store = store
@@ -205,7 +205,7 @@ class Joiner:
         now = time.monotonic()
         if self._news is None:
             again = any(map(self._dispatcher.withdraw, self._pending()))
-            patience = _LOOK_SECONDS / 10 if hurry or again else _LOOK_SECONDS
+            patience = self._timing.publication / (10 if hurry or again else 1)
             if now - self._looked < patience:
                 return
             self._looked = now
@@ -215,7 +215,7 @@ class Joiner:
                 again
                 or overtaken
                 or (
-                    now - self._compared >= _LOOK_AGAIN_SECONDS
+                    now - self._compared >= self._timing.set_aside
                     and any(is_passing(state.error) for state in self._tables.all())
                 )
             )

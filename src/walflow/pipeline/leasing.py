@@ -12,14 +12,10 @@ import structlog
 
 from walflow.errors import LeaseLost, PipelineInUse, StoreError
 from walflow.pipeline.process_marks import has_died, is_alive, new_id
+from walflow.pipeline.timing import Timing
 from walflow.stores.base import Holder, Lease, LeaseStore, Report
 
 __all__ = ["LeaseKeeper"]
-
-LEASE_SECONDS = 15.0
-_RENEWALS = 5
-"""So many times a lease is renewed before it would run out."""
-_POLL_SECONDS = 0.5
 
 _logger = structlog.get_logger(__name__)
 
@@ -32,12 +28,16 @@ class LeaseKeeper:
         store: LeaseStore,
         report: Callable[[], Report | None],
         lost: Callable[[BaseException], None] = lambda error: None,
+        *,
+        timing: Timing = Timing(),
     ) -> None:
         """``lost`` is told from that thread when the pipeline is no longer ours."""
         self._store = store
         self._report = report
         self._lost = lost
-        self._seconds = LEASE_SECONDS
+        self._seconds = timing.lease
+        self._interval = timing.lease_renewal
+        self._poll = timing.lease_poll
         self._holder = Holder(new_id(), socket.gethostname(), os.getpid())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="walflow-lease", daemon=True)
@@ -66,7 +66,7 @@ class LeaseKeeper:
                 if time.monotonic() > deadline or cancelled() or _lives(before, lease):
                     raise
                 before = lease
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self._poll)
         self._thread.start()
 
     def check(self) -> None:
@@ -93,10 +93,6 @@ class LeaseKeeper:
             _logger.warning(
                 "the lease could not be given back; it runs out by itself", error=str(error)
             )
-
-    @property
-    def _interval(self) -> float:
-        return self._seconds / _RENEWALS
 
     def _is_overdue(self, now: float) -> bool:
         return now - self._renewed > self._seconds

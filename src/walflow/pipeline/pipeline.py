@@ -31,6 +31,7 @@ from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.retrying import Retries
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import Tables
+from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
@@ -71,6 +72,7 @@ class Pipeline:
         spark: SparkSession | None = None,
         metrics: Metrics | None = None,
         debug: bool = False,
+        timing: Timing = Timing(),
     ) -> None:
         """``config`` are settings, or what ``load_settings`` makes some of: ``{"source.uri": …}``,
         over the environment. What else is given is used instead of what they name.
@@ -89,6 +91,7 @@ class Pipeline:
         self._uri = settings.source.uri.get_secret_value()
         self._application = f"walflow {settings.name}"
         self._debug = debug
+        self._timing = timing
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._worker = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
@@ -191,11 +194,11 @@ class Pipeline:
         store = self._given_store or open_store(settings)
         if self._given_store is None:
             self._cleanup.callback(store.close)
-        self._lease = LeaseKeeper(store, self._report, self._fail)
+        self._lease = LeaseKeeper(store, self._report, self._fail, timing=self._timing)
         self._lease.acquire(self._stop.is_set)
         self._cleanup.callback(self._lease.release)
         self._cleanup.callback(self._take_back_if_unused)
-        self._store = held_store(store, self._lease, self._stop)
+        self._store = held_store(store, self._lease, self._stop, self._timing.store_pause)
         # Until now another process may have changed what is there.
         self._store.load_table_schemas()
         self._store.load_table_replication_states()
@@ -300,6 +303,7 @@ class Pipeline:
             self._mapping,
             self._metrics,
             self._stop,
+            self._timing,
         )
         self._parts = assemble(
             ground,
@@ -314,6 +318,7 @@ class Pipeline:
             self._metrics,
             cores=cores(self._destination.spark),
             stop=self._stop,
+            timing=self._timing,
         )
         self._cleanup.callback(self._end_work)
 

@@ -26,6 +26,7 @@ from walflow.model import Lsn, Phase
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import TableState
+from walflow.pipeline.timing import Timing
 from walflow.spark.jobs import in_pool
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Committed", "Progress", "newest_common"]
 
-_CUT_SECONDS = 10.0
 _FAR_BEHIND_SECONDS = 60.0
 """A table that is so late takes all that it can get: rounds that are small make it later."""
 _RECORD_SECONDS = 1.0
@@ -75,11 +75,14 @@ class Progress:
         destination: Destination,
         metrics: PipelineMetrics,
         clock: Callable[[], float] = time.time,
+        *,
+        timing: Timing = Timing(),
     ) -> None:
         self._spark = spark
         self._destination = destination if isinstance(destination, KeepsProgress) else None
         self._metrics = metrics
         self._clock = clock
+        self._cut_seconds = timing.cut
         self._lock = threading.Lock()
         self._new: list[tuple[int, Committed]] = []
         self._cuts: list[Lsn] = []
@@ -134,7 +137,7 @@ class Progress:
     def _cut(self, status: PipelineStatus, ready: Mapping[int, TableState]) -> None:
         now = self._clock()
         # A single table needs no others to meet.
-        if len(ready) < 2 or now - self._cut_at < _CUT_SECONDS:
+        if len(ready) < 2 or now - self._cut_at < self._cut_seconds:
             return
         self._cut_at = now
         with self._lock:
@@ -201,7 +204,7 @@ class Progress:
         self._due = now + max(
             _RECORD_SECONDS,
             _RECORD_SECONDS_A_TABLE * len(picture.tables),
-            min((now - began) / _RECORD_SHARE, _CUT_SECONDS),
+            min((now - began) / _RECORD_SHARE, self._cut_seconds),
         )
 
 

@@ -46,6 +46,7 @@ from walflow.pipeline.ranging import (
     result_of,
     store_keys,
 )
+from walflow.pipeline.timing import Timing
 from walflow.source.catalog import PublishedTable
 from walflow.source.keyed import Place
 from walflow.source.ranges import copy_ranges, page_range
@@ -64,8 +65,6 @@ _WAVE_BYTES = 512 << 20
 """Of a connection: what it reads before the others' wishes are looked at again."""
 _SMALL_BYTES = 2 << 20
 """Up to here reading it takes less than to have an executor read it."""
-_LOCK_SECONDS = 10.0
-"""A table that is locked for longer gives its connections to others, and is tried again."""
 _PROGRESS_SECONDS = 0.3
 
 _logger = structlog.get_logger(__name__)
@@ -96,6 +95,8 @@ class CopyReader:
         connections: Connections,
         metrics: PipelineMetrics,
         range_bytes: int,
+        *,
+        timing: Timing = Timing(),
     ) -> None:
         self.uri = uri
         self.application_name = f"{application_name} copy"
@@ -104,6 +105,7 @@ class CopyReader:
         self.connections = connections
         self.metrics = metrics
         self.range_bytes = range_bytes
+        self.lock_seconds = timing.table_lock
         self.tag = f"walflow-copy-{uuid.uuid4().hex}"
         """All Spark jobs of this reader have it, so that ``cancel_jobs`` ends them."""
 
@@ -387,7 +389,7 @@ class _Reading:
             folder=str(self._copy.folder),
             plan=plan.id,
             position=self._snapshot.position,
-            lock_seconds=_LOCK_SECONDS,
+            lock_seconds=self._reader.lock_seconds,
         )
 
     def _run(self, work: RangeReader | Mender, shares: int) -> Sequence[Mapping[str, Any]]:
