@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.changelog.rows import IDENTITY, START, open_log, seal_rows
+from walflow.changelog.checksums import sealed, unsealed
 from walflow.errors import LogDamaged, LogError, LogForeign, LogInUse
 from walflow.model import Lsn
 
@@ -45,7 +49,8 @@ def test_a_folder_with_other_things_in_it(tmp_path: Path) -> None:
 def test_a_log_of_a_later_format(tmp_path: Path) -> None:
     open_log(tmp_path / "log").close()
     head = tmp_path / "log" / "log.json"
-    head.write_text(head.read_text().replace('"format": 1', '"format": 2'))
+    content = unsealed(head.read_bytes())
+    head.write_bytes(sealed({**content, "format": 2}))
     with pytest.raises(LogForeign, match="format 2"):
         open_log(tmp_path / "log")
 
@@ -93,6 +98,12 @@ def first_line_garbled(folder: Path) -> None:
     path.write_bytes(content)
 
 
+def change_digit(path: Path, after: str) -> None:
+    text = path.read_text()
+    at = text.index(after) + len(after)
+    path.write_text(f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}")
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "log.json is not JSON": lambda f: (f / "log.json").write_text("{"),
     "log.json lacks a part": lambda f: (f / "log.json").write_text('{"format": 1}'),
@@ -104,6 +115,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a file is missing": lambda f: one(f, "data/*/2-*").unlink(),
     "all files are missing": lambda f: shutil.rmtree(f / "data"),
     "a file is cut short": lambda f: os.truncate(one(f, "data/*/2-*"), 100),
+    "a digit of log.json is another": lambda f: change_digit(f / "log.json", '"start": '),
+    "a digit of a schema is another": lambda f: change_digit(one(f, "schemas/2-*"), '"oid": '),
     "a schema is missing": lambda f: one(f, "schemas/2-*").unlink(),
     "a schema is not JSON": lambda f: one(f, "schemas/2-*").write_text("?"),
 }
@@ -124,6 +137,54 @@ def test_damage_is_seen_at_open(tmp_path: Path, damage: str) -> None:
         assert str(folder) in caught.value.message
         assert "remove it" in caught.value.hint
         assert contents(folder / "data") == data
+
+
+def test_a_changed_byte_is_seen_before_a_file_is_used(tmp_path: Path) -> None:
+    with closing(open_log(tmp_path / "log")) as log:
+        files = seal_rows(log, 1100, {1: 20, 2: 20}).files
+        log.check(files)
+        path = log.folder / files[0].path
+        content = path.read_bytes()
+        for at in (*range(0, len(content), 7), len(content) - 1):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+            with pytest.raises(LogDamaged, match="not as it was written") as caught:
+                log.check(files)
+            assert str(path) in caught.value.message
+            assert "copies again" in caught.value.hint
+        path.write_bytes(content[:-1])
+        with pytest.raises(LogDamaged, match="bytes, not the"):
+            log.check(files)
+        path.unlink()
+        with pytest.raises(LogDamaged, match="is missing"):
+            log.check(files)
+        log.check(files[1:])
+        path.write_bytes(content)
+    with closing(open_log(tmp_path / "log")) as log:
+        assert log.segments(START)[0].files == files
+        log.check(files)
+
+
+def test_a_log_of_a_version_without_checksums(tmp_path: Path) -> None:
+    with closing(open_log(tmp_path / "log")) as log:
+        segment = seal_rows(log, 1100, {1: 20})
+    for path in ((tmp_path / "log" / "schemas").iterdir(), [tmp_path / "log" / "log.json"]):
+        for file in path:
+            content = json.loads(file.read_text())
+            del content["checksum"]
+            file.write_text(json.dumps(content))
+    record = segment.to_dict()
+    for written in record["files"]:
+        del written["checksum"]
+    text = json.dumps({"segment": record}, separators=(",", ":"))
+    journal = one(tmp_path / "log", "journal/*")
+    lines = journal.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if '"segment"' in line)
+    lines[at] = f"{zlib.crc32(text.encode()):08x} {text}\n"
+    journal.write_text("".join(lines))
+    with closing(open_log(tmp_path / "log")) as log:
+        (read,) = log.segments(START)
+        assert [file.checksum for file in read.files] == [None]
+        log.check(read.files)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_a_log_from_before_timelines_were_kept_takes_the_present_one(
     head = tmp_path / "log" / "log.json"
     raw = json.loads(head.read_text())
     assert raw.pop("timeline") == 2
+    del raw["checksum"]
     head.write_text(json.dumps(raw))
     capture = Capture(source.uri, tmp_path / "log", slot="s")
     assert capture.log.timeline is None

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as parquet
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
@@ -155,6 +157,68 @@ def test_a_table_that_catches_up_gets_on_however_often_it_is_broken_off(
         catch_up(pipeline)
         assert_equal(shelf, database, "a", "b")
     assert shelf.copies == {A: 1, B: 1}
+
+
+def change_byte(path: Path, value: bytes = b"") -> None:
+    """As a disk would; where a value stands, the file can still be read."""
+    content = path.read_bytes()
+    at = content.index(value, 40)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
+def test_nothing_is_applied_from_a_damaged_segment(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf, held, go_on = PositionedShelf(), threading.Event(), threading.Event()
+
+    def hold(table: TableName) -> None:
+        if table == A:
+            held.set()
+            assert go_on.wait(HOLD)
+            assert "misread" not in {row[1] for row in shelf.tables[A].values()}
+
+    shelf.before_round = hold
+    with running(settings, spark, destination=shelf) as pipeline, capture_logs() as logs:
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        database.execute("UPDATE a SET v = 'first' WHERE id = 1")
+        assert held.wait(WAIT)
+        database.execute("UPDATE a SET v = 'nisread' WHERE id = 2")
+        data = settings.log_folder / "data"
+        wait_for(lambda: any(b"nisread" in f.read_bytes() for f in data.glob("*/*")), WAIT)
+        (damaged,) = (f for f in data.glob("*/*") if b"nisread" in f.read_bytes())
+        database.execute("UPDATE b SET v = 'sealed' WHERE id = 1")
+        wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+        change_byte(damaged, b"nisread")
+        go_on.set()
+        wait_for(lambda: shelf.copies == {A: 2, B: 1}, WAIT)
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        assert_equal(shelf, database, "a", "b")
+    told = [entry for entry in logs if entry.get("code") == "LogDamaged"]
+    assert [(entry["table"], str(damaged) in entry["error"]) for entry in told] == [
+        ("public.a", True)
+    ]
+
+
+def test_a_damaged_copy_is_not_handed_over(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf, copies = PositionedShelf(), settings.log_folder / "copy"
+
+    def damage(table: TableName) -> None:
+        if table == A and not shelf.copies[A]:
+            paths = copies.glob("*/*.parquet")
+            (path,) = (p for p in paths if parquet.read_table(p)["v"][0].as_py()[0] == "a")
+            change_byte(path)
+            shelf.copies[A] = 1
+            raise DestinationError("not now")
+
+    shelf.before_copy = damage
+    with capture_logs() as logs, running(settings, spark, destination=shelf):
+        assert_equal(shelf, database, "a", "b")
+    assert [e["code"] for e in logs if e["event"] == "a table was set aside"] == [
+        "DestinationError",
+        "LogDamaged",
+    ]
 
 
 def test_a_table_that_fails_is_set_aside_and_comes_back(

@@ -1,5 +1,6 @@
 """The change log: durable segments of changes between receiving and applying."""
 
+from walflow.changelog.checksums import checksum_of, damage_of
 from walflow.changelog.copies import (
     CompleteCopy,
     CopyFile,
@@ -28,5 +29,7 @@ __all__ = [
     "Segment",
     "SegmentWriter",
     "TableCopy",
+    "checksum_of",
+    "damage_of",
     "store_range",
 ]

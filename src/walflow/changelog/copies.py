@@ -13,7 +13,6 @@ So every file's name and every ``.done`` names its plan, and nothing is ever rew
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import disk_errors, remove, sync_folder, write_atomically
 from walflow.model import Lsn, TableSchema
 from walflow.states import Membership
@@ -104,6 +104,8 @@ class CopyFile:
     bytes: int
     exact: bool
     """Whether it has the column of exact texts."""
+    checksum: int | None = None
+    """Of its content; None: it was written by a former version of walflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class CompleteCopy:
 def store_range(folder: Path, finished: FinishedRange) -> None:
     """Note that a range is read; its file must be durable. For executors."""
     # One sync of the folder serves the file's name too: a note without its file does not count.
-    write_atomically(folder / f"{finished.number:06}{_DONE}", _json(finished.to_dict()))
+    write_atomically(folder / f"{finished.number:06}{_DONE}", sealed(finished.to_dict()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class TableCopy:
         """Remember the plan, which may have more ranges now; what was read of it still counts."""
         with disk_errors(self.folder):
             self.make_folder()
-            write_atomically(self.folder / _PLAN, _json(plan.to_dict()))
+            write_atomically(self.folder / _PLAN, sealed(plan.to_dict()))
 
     def make_folder(self) -> None:
         with disk_errors(self.folder):
@@ -233,7 +235,7 @@ class TableCopy:
         """Remember that its files, which are durable, are the table as of the position."""
         with disk_errors(self.folder):
             self.make_folder()
-            write_atomically(self.folder / _COMPLETE, _json(whole.to_dict()))
+            write_atomically(self.folder / _COMPLETE, sealed(whole.to_dict()))
 
     def completed(self) -> CompleteCopy | None:
         """The copy, if it is complete and its files are there in full."""
@@ -243,6 +245,12 @@ class TableCopy:
     def reopen(self) -> None:
         """Forget that the copy is complete; what was read stays."""
         (self.folder / _COMPLETE).unlink(missing_ok=True)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove these files, which are damaged, and forget that the copy is complete."""
+        self.reopen()
+        for name in names:
+            remove(self.folder / name)
 
     def drop(self) -> None:
         """Remove the copy. Repeats safely."""
@@ -285,11 +293,7 @@ def _remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content).encode()
-
-
 def _read(path: Path, form: Callable[[Mapping[str, Any]], _Record]) -> _Record | None:
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        return form(json.loads(path.read_bytes()))
+        return form(unsealed(path.read_bytes()))
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
+from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import TEMPORARY, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogIdentity
@@ -55,14 +55,14 @@ class Head:
             "retired": {str(oid): int(upto) for oid, upto in self.retired.items()},
             "timeline": self.timeline,
         }
-        write_atomically(folder / HEAD, json.dumps(content, indent=2).encode() + b"\n")
+        write_atomically(folder / HEAD, sealed(content, 2) + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
         """None if the folder holds no log yet."""
         path = folder / HEAD
         try:
-            raw = json.loads(path.read_bytes())
+            raw = unsealed(path.read_bytes())
             if raw["format"] != FORMAT:
                 raise LogForeign(
                     f"the change log {folder} has format {raw['format']}, "

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import Self
 
+from walflow.changelog.checksums import damage_of
 from walflow.changelog.copies import TableCopy, find_copies, remove_strangers
 from walflow.changelog.durable import TEMPORARY, disk_errors, remove, sync_folder
 from walflow.changelog.identity import FOLDERS, Head, check_ours, lock
@@ -177,6 +178,14 @@ class ChangeLog:
             narrowed = (segment.of_table(table) for segment in found)
             found = [segment for segment in narrowed if segment.files]
         return found
+
+    def check(self, files: Iterable[LogFile]) -> None:
+        """Raise LogDamaged if one of the files is not as it was written. Before they are used: it
+        reads all of them."""
+        for file in files:
+            damage = damage_of(self.folder / file.path, file.bytes, file.checksum)
+            if damage is not None:
+                raise LogDamaged(damage, hint=DAMAGE_HINT)
 
     def waiting(self, after: Lsn) -> int:
         """How many segments were sealed past ``after``."""

@@ -34,6 +34,8 @@ class LogFile:
     version: Lsn
     bytes: int
     stats: ChangeStats
+    checksum: int | None = None
+    """Of its content; None: it was written by a former version of walflow."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +44,7 @@ class LogFile:
             "version": int(self.version),
             "bytes": self.bytes,
             "stats": self.stats.to_dict(),
+            "checksum": self.checksum,
         }
 
     @classmethod
@@ -52,6 +55,7 @@ class LogFile:
             version=Lsn(raw["version"]),
             bytes=raw["bytes"],
             stats=ChangeStats.from_dict(raw["stats"]),
+            checksum=raw.get("checksum"),
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 
+from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import remove, sync_folder, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogFile
@@ -46,7 +46,7 @@ class SchemaFolder:
                 remove(path)
                 continue
             try:
-                schema = TableSchema.from_dict(json.loads(path.read_bytes()))
+                schema = TableSchema.from_dict(unsealed(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
                 raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
             self._known.setdefault(table, {})[version] = schema
@@ -100,8 +100,7 @@ class SchemaFolder:
         """Write the ones that are not there yet; durable when it returns."""
         new = [schema for schema in schemas if self.get(schema.oid, schema.version) != schema]
         for schema in new:
-            content = json.dumps(schema.to_dict(), indent=1).encode()
-            write_atomically(self._path(schema), content, folder_too=False)
+            write_atomically(self._path(schema), sealed(schema.to_dict(), 1), folder_too=False)
         if new:
             sync_folder(self._folder)
         with self._lock:

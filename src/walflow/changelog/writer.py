@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from walflow.changelog.checksums import checksum_of
 from walflow.changelog.durable import disk_errors, remove, sync, sync_folder
 from walflow.changelog.parquet import META_COLUMNS, OpenFile, common_form, joined
 from walflow.changelog.records import LogFile, Segment
@@ -251,10 +252,18 @@ class SegmentWriter:
         length = file.finish()
         table.file = None
         del self._open[table.schema.oid, table.schema.version]
+        path = self._log.folder / file.path
         self._files.append(
-            LogFile(file.path, table.schema.oid, table.schema.version, length, file.stats)
+            LogFile(
+                file.path,
+                table.schema.oid,
+                table.schema.version,
+                length,
+                file.stats,
+                checksum_of(path),
+            )
         )
-        self._unsynced.append(self._log.folder / file.path)
+        self._unsynced.append(path)
         if length >= self._file_bytes:
             # The disk works on a full file while the next one is collected.
             self._sync_in_background()

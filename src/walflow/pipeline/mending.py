@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from walflow.changelog import ChangeLog, CopyPlan, FinishedRange, LogFile
-from walflow.errors import Stopped
+from walflow.errors import LogDamaged, Stopped
 from walflow.model import ChangeStats, Lsn
 from walflow.source.catalog import PublishedTable
 from walflow.source.keyed import can_be_read_by_key, key_texts
@@ -86,6 +86,10 @@ def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> l
         raise StartOver("the table was truncated")
     if not all(log.schema(oid, file.version).same_form(table.schema) for file in files):
         raise StartOver("the table had another form meanwhile")
+    try:
+        log.check(files)
+    except LogDamaged as damaged:
+        raise StartOver(f"the log is damaged: {damaged.message}") from damaged
     return files
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.feather as feather
 
-from walflow.changelog import CopyFile, FinishedRange, store_range
+from walflow.changelog import CopyFile, FinishedRange, checksum_of, damage_of, store_range
 from walflow.changelog.durable import disk_errors
 from walflow.errors import WalflowError
 from walflow.model import Lsn
@@ -34,6 +34,7 @@ from walflow.source.ranges import CopyRange
 __all__ = [
     "RESULT_SCHEMA",
     "CopySource",
+    "FileChecker",
     "MendShare",
     "Mender",
     "RangeReader",
@@ -43,7 +44,10 @@ __all__ = [
     "store_keys",
 ]
 
-RESULT_SCHEMA = "number bigint, name string, rows bigint, bytes bigint, exact boolean, error binary"
+RESULT_SCHEMA = (
+    "number bigint, name string, rows bigint, bytes bigint, exact boolean, checksum bigint, "
+    "error binary"
+)
 """What executors yield, as Spark DDL: the number of a range that is done and the file with its
 rows, if there are any; or a pickled error."""
 
@@ -116,10 +120,10 @@ class RangeReader:
             progress=_Progress(folder / f"{number:06}.rows"),
         )
         check_name(session, pages.relation, pages.relation_oid)
+        file = _file(copied)
         if self.noted:
-            file = None if copied is None else _file(copied)
             store_range(folder, FinishedRange(source.plan, number, source.position, file))
-        return _result(number, copied)
+        return _result(number, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,8 @@ class Mender:
                     texts = read_keys(self.keys)
                     touched = identities(texts)
                     for number, name in self.shares[share].files:
-                        yield _result(number, self._without(touched, number, name))
-                    yield _result(-1 - share, self._by_key(texts, share))
+                        yield _result(number, _file(self._without(touched, number, name)))
+                    yield _result(-1 - share, _file(self._by_key(texts, share)))
                 yield from caught.results
 
     def _without(self, touched: pa.StringArray, number: int, name: str) -> CopiedFile | None:
@@ -225,9 +229,8 @@ class _Caught:
 
 
 def _result(
-    number: int, copied: CopiedFile | None, error: WalflowError | None = None
+    number: int, file: CopyFile | None, error: WalflowError | None = None
 ) -> pa.RecordBatch:
-    file = None if copied is None else _file(copied)
     return pa.RecordBatch.from_pydict(
         {
             "number": pa.array([number], pa.int64()),
@@ -235,6 +238,7 @@ def _result(
             "rows": pa.array([file and file.rows], pa.int64()),
             "bytes": pa.array([file and file.bytes], pa.int64()),
             "exact": pa.array([file and file.exact], pa.bool_()),
+            "checksum": pa.array([file and file.checksum], pa.int64()),
             "error": pa.array([error and pickle.dumps(error)], pa.binary()),
         }
     )
@@ -248,11 +252,36 @@ def result_of(row: Mapping[str, Any]) -> tuple[int, CopyFile | None]:
         raise error
     if row["name"] is None:
         return row["number"], None
-    return row["number"], CopyFile(row["name"], row["rows"], row["bytes"], row["exact"])
+    names = ("name", "rows", "bytes", "exact", "checksum")
+    return row["number"], CopyFile(*(row[name] for name in names))
 
 
-def _file(copied: CopiedFile) -> CopyFile:
-    return CopyFile(Path(copied.path).name, copied.rows, copied.bytes, copied.exact)
+def _file(copied: CopiedFile | None) -> CopyFile | None:
+    if copied is None:
+        return None
+    path = Path(copied.path)
+    return CopyFile(path.name, copied.rows, copied.bytes, copied.exact, checksum_of(path))
+
+
+@dataclass(frozen=True, slots=True)
+class FileChecker:
+    """Looks whether a copy's files are as they were written. Called as RangeReader is; yields the
+    numbers of those that are not."""
+
+    folder: str
+    files: tuple[CopyFile, ...]
+    shares: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for share in batch.column("id").to_pylist():
+                mine = range(share, len(self.files), self.shares)
+                damaged = [number for number in mine if self._is_damaged(self.files[number])]
+                yield pa.RecordBatch.from_pydict({"number": pa.array(damaged, pa.int64())})
+
+    def _is_damaged(self, file: CopyFile) -> bool:
+        path = Path(self.folder) / file.name
+        return damage_of(path, file.bytes, file.checksum) is not None
 
 
 def store_keys(path: Path, texts: Sequence[pa.StringArray]) -> None:

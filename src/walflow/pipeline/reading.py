@@ -23,8 +23,9 @@ from walflow.changelog import (
     FinishedRange,
     PlannedRange,
     TableCopy,
+    damage_of,
 )
-from walflow.errors import Stopped, TableRewritten, WalflowError
+from walflow.errors import LogDamaged, Stopped, TableRewritten, WalflowError
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableSchema
 from walflow.observe.metrics import PipelineMetrics
@@ -39,6 +40,7 @@ from walflow.pipeline.mending import (
 from walflow.pipeline.ranging import (
     RESULT_SCHEMA,
     CopySource,
+    FileChecker,
     Mender,
     MendShare,
     RangeReader,
@@ -66,6 +68,8 @@ _WAVE_BYTES = 512 << 20
 _SMALL_BYTES = 2 << 20
 """Up to here reading it takes less than to have an executor read it."""
 _PROGRESS_SECONDS = 0.3
+_HERE_BYTES = 64 << 20
+"""Up to here files are looked through in this process."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -138,9 +142,47 @@ class CopyReader:
             return None
         return _as_read(copy, whole)
 
+    def check(self, oid: int) -> None:
+        """Raise LogDamaged if a file of the complete copy is not as it was written; what was in it
+        is then read again by the next call of ``read``."""
+        copy = self.log.copy(oid)
+        whole = copy.completed()
+        files = () if whole is None else whole.files
+        if damaged := self._damaged(copy.folder, files):
+            copy.discard(file.name for file, _ in damaged)
+            raise _damaged_copy([damage for _, damage in damaged])
+
+    def check_files(self, folder: Path, files: Sequence[CopyFile]) -> None:
+        """Raise LogDamaged if one of the copy's files is not as it was written."""
+        if damaged := self._damaged(folder, files):
+            raise _damaged_copy([damage for _, damage in damaged])
+
+    def _damaged(self, folder: Path, files: Sequence[CopyFile]) -> list[tuple[CopyFile, str]]:
+        """Those of the files, and what is wrong with them."""
+        suspects = list(files)
+        if sum(file.bytes for file in files) > _HERE_BYTES:
+            # There are more executors, and they may have the files nearer.
+            shares = min(len(files), cores(self.spark))
+            checker = FileChecker(str(folder), tuple(files), shares)
+            with tagged(self.spark, self.tag):
+                rows = self.spark.range(0, shares, 1, shares).mapInArrow(checker, "number bigint")
+                suspects = [files[row["number"]] for row in rows.collect()]
+        found = [(f, damage_of(folder / f.name, f.bytes, f.checksum)) for f in suspects]
+        return [(file, damage) for file, damage in found if damage is not None]
+
     def drop(self, oid: int) -> None:
         """Forget what was read of the table. Repeats safely."""
         self.log.copy(oid).drop()
+
+
+def _damaged_copy(damages: Sequence[str]) -> LogDamaged:
+    more = f" (and {len(damages) - 1} more files)" if len(damages) > 1 else ""
+    return LogDamaged(
+        f"a copy that waits in the change log is damaged: {damages[0]}{more}",
+        hint="Nothing of it was handed over, and it is read from the source again by itself. "
+        "Check the disk that the log is on.",
+        retry=True,
+    )
 
 
 def _as_read(copy: TableCopy, whole: CompleteCopy) -> ReadCopy:
@@ -344,6 +386,11 @@ class _Reading:
     def _mended(self, plan: CopyPlan, older: Mapping[int, FinishedRange]) -> list[CopyFile]:
         """What was read under older snapshots, brought to this one; see ``mending``."""
         reader, position = self._reader, self._snapshot.position
+        try:
+            files = [done.file for done in older.values() if done.file]
+            reader.check_files(self._copy.folder, files)
+        except LogDamaged as damaged:
+            raise StartOver(damaged.message) from damaged
         wait_for_log(reader.log, self._snapshot, self._stop)
         oldest = min(done.position for done in older.values())
         with tagged(reader.spark, reader.tag):
@@ -352,7 +399,7 @@ class _Reading:
             return _files(self._finished.values())
         keys = self._copy.folder / f"touched-{plan.id}-{position:x}.arrow"
         store_keys(keys, texts)
-        files = [(number, done.file.name) for number, done in older.items() if done.file]
+        parts = [(number, done.file.name) for number, done in older.items() if done.file]
         with reader.connections.share(cores(reader.spark), self._stop) as shares:
             self._check_stop()
             bounds = [len(texts[0]) * share // shares for share in range(shares + 1)]
@@ -361,7 +408,7 @@ class _Reading:
                 str(keys),
                 tuple(_place(plan.ranges[number]) for number in older),
                 tuple(
-                    MendShare(tuple(files[share::shares]), bounds[share], bounds[share + 1])
+                    MendShare(tuple(parts[share::shares]), bounds[share], bounds[share + 1])
                     for share in range(shares)
                 ),
             )

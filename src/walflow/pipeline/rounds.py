@@ -18,7 +18,7 @@ from walflow.destinations.base import (
     Positioned,
     TableChanges,
 )
-from walflow.errors import TableMoved, WalflowError
+from walflow.errors import LogDamaged, TableMoved, WalflowError
 from walflow.evolution import key_numbers
 from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
@@ -105,6 +105,7 @@ class Rounds:
         stats = sum((file.stats for file in taken.files), ChangeStats())
         span = Span(state.position, taken.upto)
         if taken.files:
+            self._check(state, taken.files)
             changes = self._changes(state, taken, stats)
             if stretches[0].span.after < state.position:
                 # A segment may begin before the snapshot that the table was copied under.
@@ -204,6 +205,22 @@ class Rounds:
         """The form at the table's position, if it is a later one than of this version."""
         there = self._store.get_table_schema(state.schema.oid, Lsn(state.position - 1))
         return there if there is not None and version < there.version else None
+
+    def _check(self, state: TableState, files: Sequence[LogFile]) -> None:
+        """Raise Outgrown if what the log has is not what was received: then only a copy helps."""
+        try:
+            self._log.check(files)
+        except LogDamaged as damaged:
+            self._metrics.worker_failed("apply", damaged)
+            _logger.error(
+                "a file of the change log is damaged; nothing of it is applied, and the table is "
+                "copied again",
+                table=str(state.name),
+                error=damaged.message,
+                code=damaged.code,
+                hint="Check the disk that the log is on.",
+            )
+            raise Outgrown(f"the log is damaged: {damaged.message}") from damaged
 
     # In which form.
 

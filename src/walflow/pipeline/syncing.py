@@ -200,6 +200,7 @@ class Syncer:
         if copy is None:
             copy = self._read(oid, taken_off)
         if not taken_off.is_set():
+            self._reader.check(oid)
             self._hand_over(oid, copy)
 
     def _read(self, oid: int, taken_off: threading.Event) -> ReadCopy:

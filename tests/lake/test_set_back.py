@@ -1,0 +1,56 @@
+"""Somebody sets tables back while a pipeline follows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import Database
+from tests.lake.equality import Lake, Sought, assert_equal, format_of
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT, catch_up, running, settings_for
+from walflow.model import Phase, TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def test_tables_that_are_set_back_lose_nothing(
+    spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
+) -> None:
+    tables = ("keyed", "keyless")
+    database.execute(
+        "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
+        "CREATE TABLE keyless (id int, v text)",
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+        *(f"INSERT INTO {t} SELECT i, 'v' || i FROM generate_series(1, 60) i" for t in tables),
+        "CREATE PUBLICATION walflow FOR TABLE keyed, keyless",
+    )
+    settings = settings_for(database, tmp_path, destination__uri=f"{lake_format}://{tmp_path}/lake")
+    lake = Lake(spark, settings)
+    with running(settings, spark) as pipeline:
+        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        for number in range(3):
+            for table in tables:
+                database.execute(
+                    f"UPDATE {table} SET v = 'changed' WHERE id BETWEEN {number * 14} AND 60",
+                    f"DELETE FROM {table} WHERE id = {number + 1}",
+                )
+            catch_up(pipeline)
+        format, session = format_of(settings), lake.session
+        for table in tables:
+            name = TableName("public", table)
+            copy = next(one.id for one in format.versions(session, name) if one.position)
+            if lake_format == "iceberg":
+                session.sql(f"CALL lake.system.rollback_to_snapshot('public.{table}', {copy})")
+            else:
+                session.sql(f"RESTORE TABLE {format.identifier(name)} TO VERSION AS OF {copy}")
+        for table in tables:
+            database.execute(f"UPDATE {table} SET v = 'late' WHERE id = 20")
+        catch_up(pipeline)
+        assert_equal(database, lake, [Sought(table) for table in tables])
+        assert all(state.phase is Phase.READY for state in pipeline.status().tables)
