@@ -1,5 +1,5 @@
-"""The tutorials word by word: what a page tells its readers to type is typed, in its order, and what
-it promises is looked for. (your-own-store-and-destination.md has a test of its own.)"""
+"""The tutorials word by word: what a page tells its readers to type is typed, in its order, and
+what it promises is looked for. (your-own-store-and-destination.md has a test of its own.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -184,7 +184,6 @@ def test_options_first_and_then_a_file(reader: Reader) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_your_own_postgres(reader: Reader) -> None:
     show, alter, check, run, status, read, init, run_file, sample, drop = page()
     database = reader.database

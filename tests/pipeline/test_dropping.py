@@ -78,7 +78,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 def make(database: Database, settings: Settings, *, tables: tuple[TableSchema, ...] = ()) -> None:
     """What a pipeline makes, without running it."""
     with database.connect() as connection:
-        create_publication(connection, settings.source.publication, (), pipeline=settings.name)
+        create_publication(connection, settings.publication, (), pipeline=settings.name)
         connection.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot]
         )
