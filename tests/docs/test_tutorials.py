@@ -25,9 +25,6 @@ from tests.conftest import Database
 from tests.docs.blocks import ROOT, blocks
 from walflow.spark.jars import ICEBERG
 
-if TYPE_CHECKING:
-    pass
-
 TUTORIALS = ROOT / "docs" / "tutorials"
 OWN_POSTGRES = TUTORIALS / "your-own-postgres.md"
 FIRST = TUTORIALS / "first-pipeline.md"
