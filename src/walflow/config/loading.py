@@ -24,8 +24,11 @@ def load_settings(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
+    noted: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the file (if any) under the environment under the overrides.
+    """Settings from the file (if any) under the environment under the overrides. ``noted``: what
+    is known of the pipeline otherwise, under all of these.
 
     Overrides are nested like the file, or have dotted keys (``{"source.uri": …}``); a value of
     None means that nothing was said. All problems are told at once in one ConfigError, which
@@ -39,6 +42,7 @@ def load_settings(
         "environment": set_there,
         # What is said elsewhere stands before the file, and needs no variables of it.
         f"file {file}": filled_in(written, environment, beside=_merge(set_there, said)),
+        "pipeline.json beside the log": noted or {},
     }
     # Sections begin empty, so that what is missing inside them is told, not the section.
     merged: dict[str, Any] = {key: {} for key, section in keys_of(Settings).items() if section}

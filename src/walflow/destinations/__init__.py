@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
 from walflow.plugins import PYTHON, installed, load_object, made
-from walflow.redaction import redacted
+from walflow.redaction import is_secret_name, redacted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ __all__ = [
     "open_destination",
     "open_without_spark",
     "packages_of",
+    "place_of",
     "run_on_spark",
     "warehouse_of",
 ]
@@ -81,6 +83,13 @@ def is_lake(uri: str) -> bool:
     return urlsplit(uri).scheme in _KNOWN
 
 
+def place_of(settings: Settings) -> str:
+    """Which lake it is, for notes about it: the URI, and all options but secrets."""
+    options = settings.destination.options.items()
+    said = sorted((key, value) for key, value in options if not is_secret_name(key))
+    return json.dumps([redacted(settings.destination.uri), said])
+
+
 def check_is_lake(settings: Settings, command: str) -> None:
     """ConfigError if the destination has no tables that this command of ours could read."""
     uri = settings.destination.uri
@@ -121,6 +130,7 @@ def open_destination(
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
+    from walflow.destinations.lake.noted_pictures import NotedPictures
     from walflow.spark.session import make_session
 
     format, extensions, package = _lake_format(settings, warehouse)
@@ -143,6 +153,7 @@ def open_destination(
         owner,
         lambda name: plans.get(name, others),
         upkeep=upkeep_of(settings.maintenance),
+        noted=NotedPictures(settings.pictures_file, place_of(settings)),
     )
     if warm_up and isinstance(destination, Startup):
         threading.Thread(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,7 +16,7 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
 from walflow.destinations import OpenDestination, open_destination, run_on_spark
 from walflow.destinations.base import BreaksOff, Destination
-from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
+from walflow.errors import LogError, SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
@@ -26,6 +26,7 @@ from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.held_store import held_store
+from walflow.pipeline.known import remember, settled, stopped
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.retrying import Retries
@@ -144,6 +145,7 @@ class Pipeline:
         self._made.log = new_folder
         self.stage = "checking the source"
         found = self._when_unlocked(self._preflight)
+        settings = self.settings  # with the publication
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
         self.stage = "opening the change log"
         confirmed = found.slot.confirmed_flush if found.lost is None else None
@@ -155,12 +157,13 @@ class Pipeline:
             file_bytes=settings.log.file_bytes,
         )
         self._cleanup.callback(self._log.close)
+        source = f"{identity.system_id}/{found.server.database}"
+        self._made.known = remember(settings, source)
         if confirmed is not None and self._begun and not self._resyncs:
             lost = slot_loss(found.slot, self._log.end)
             if lost is not None:
                 raise lost
         self.stage = "starting Spark"
-        source = f"{identity.system_id}/{found.server.database}"
         self._destination = self._open_destination(source, found.timeline)
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
@@ -230,9 +233,10 @@ class Pipeline:
     def _preflight(self) -> Preflight:
         source = self.settings.source
         with connect(self._uri, application_name=self._application) as connection:
+            self.settings = settled(connection, self.settings, begun=self._begun)
             found = preflight(
                 connection,
-                publication=source.publication,
+                publication=self.settings.publication,
                 slot=self.settings.slot,
                 create_publication=source.create_publication,
                 tables=self.settings.tables,
@@ -262,7 +266,7 @@ class Pipeline:
 
     def _publish(self, found: Preflight) -> None:
         """Make the publication, if it is missing."""
-        publication = self.settings.source.publication
+        publication = self.settings.publication
         with connect(self._uri, application_name=self._application) as connection:
             if found.publication is None:
                 create_publication(
@@ -431,6 +435,9 @@ class Pipeline:
         if self._worker.ident is not None:
             self._worker.join()
         self._let_go(self._error)
+        # Only the list of pipelines tells it.
+        with suppress(LogError):
+            stopped(self.settings.log_folder)
         if self._error is None:
             self._metrics.stopped()
         else:

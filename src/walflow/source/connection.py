@@ -45,6 +45,7 @@ __all__ = [
     "replication_hint",
     "source_error",
     "source_errors",
+    "without_secrets",
 ]
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -199,6 +200,13 @@ def redact(uri: str) -> str:
         for host, port in zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
     ]
     return f"postgresql://{user}{','.join(pairs)}/{given.get('dbname') or ''}"
+
+
+def without_secrets(uri: str) -> tuple[str, bool]:
+    """What libpq needs to find the source again, and whether that was more: a password."""
+    given = _parse(uri)
+    plain = {key: value for key, value in given.items() if "password" not in key}
+    return make_conninfo("", **plain), len(plain) < len(given)
 
 
 def source_error(
