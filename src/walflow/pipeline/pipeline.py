@@ -14,7 +14,7 @@ import structlog
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
-from walflow.destinations import OpenDestination, open_destination, run_on_spark
+from walflow.destinations import OpenDestination, check_uri, open_destination, run_on_spark
 from walflow.destinations.base import BreaksOff, Destination
 from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
@@ -132,6 +132,8 @@ class Pipeline:
 
     def _start(self) -> None:
         settings = self.settings
+        if self._given_destination is None:
+            check_uri(settings.destination.uri)
         new_folder = not settings.log_folder.exists()
         file = state_file(settings)
         if new_folder or (file is not None and not file.exists()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from walflow.errors import BadUri, ConfigError
+from walflow.paths import is_foreign_path
 from walflow.plugins import PYTHON, installed, load_object, made
 from walflow.stores.base import Store
 
@@ -94,7 +95,11 @@ def _file_of(uri: str) -> Path:
     """As SQLAlchemy has it: three slashes and a relative path, or four and an absolute one."""
     parts = urlsplit(uri)
     path = unquote(parts.path[1:])
-    if parts.netloc or parts.query or parts.fragment or not path or path == ":memory:":
+    if (
+        not uri.lower().startswith("sqlite:///")
+        or (parts.netloc or parts.query or parts.fragment or not path or path == ":memory:")
+        or is_foreign_path(path.lstrip("/"))
+    ):
         raise BadUri("The store's SQLite URI does not name a file.", hint=_HINT)
     return Path(path).expanduser().absolute()
 

@@ -1,0 +1,16 @@
+"""Paths as users write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["is_foreign_path"]
+
+_FOREIGN = re.compile(r"(?:^|[/\\])[a-z][a-z0-9+.\-]*:(?:[/\\]|$)|^[a-z]:", re.IGNORECASE)
+
+
+def is_foreign_path(path: str) -> bool:
+    """Whether the text, read as a path of this machine, would make folders of what was meant for
+    a URI (``s3://bucket/log``, also as ``s3:/bucket``) or for Windows (``C:\\log``).
+    """
+    return _FOREIGN.search(path) is not None
