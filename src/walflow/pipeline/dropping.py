@@ -29,6 +29,7 @@ from walflow.destinations.base import (
 from walflow.errors import DestinationForeign
 from walflow.failpoints import failpoint
 from walflow.model import TableSchema, quote_identifier
+from walflow.paths import is_there
 from walflow.pipeline.handing_over import shadow_of
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.source.connection import connect
@@ -180,7 +181,7 @@ def remove_leftovers(settings: Settings) -> None:
     it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
     must be closed."""
     file = settings.log_folder / STATE_FILE
-    if settings.store.uri is None and file.exists() and _is_empty(file):
+    if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     # Somebody's files may be in it, or it is gone.
