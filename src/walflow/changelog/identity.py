@@ -82,7 +82,7 @@ class Head:
                 retired={int(oid): Lsn(upto) for oid, upto in raw["retired"].items()},
                 timeline=raw.get("timeline"),
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error

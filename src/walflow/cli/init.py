@@ -87,6 +87,7 @@ def init(
     FILE is pipeline.yaml unless it is named; - is the standard output.
     """
     from walflow.cli.init_text import file_text
+    from walflow.destinations.uris import check_uri
 
     printed = file == _STANDARD_OUTPUT
     if not printed and file.exists() and not force:
@@ -103,6 +104,7 @@ def init(
             "name": name,
         }
     )
+    check_uri(settings.destination.uri)
     draft, variables = _look(settings, name, schema=None if printed else _SCHEMA)
     text = file_text(draft)
     if printed:

@@ -9,7 +9,7 @@ import click
 
 from walflow.config import Settings
 from walflow.errors import ConfigError
-from walflow.stores import open_store, state_file
+from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Store
 
 __all__ = ["opened_store", "opened_store_if_any", "tell_of_spark"]
@@ -42,7 +42,7 @@ def opened_store(settings: Settings) -> Iterator[Store]:
 def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
     """The store, closed after the block; None where opening it would only make it."""
     file = state_file(settings)
-    if _in_memory(settings) or (file is not None and not file.exists()):
+    if _in_memory(settings) or (file is not None and not state_file_is_there(settings)):
         yield None
         return
     with closing(open_store(settings)) as store:

@@ -9,11 +9,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
-from walflow.errors import BadUri, ConfigError, DestinationError
+from walflow.destinations.uris import GROUP, LAKES, check_uri, is_lake, kind_of, warehouse_of
+from walflow.errors import ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
 from walflow.plugins import PYTHON, installed, load_object, made
@@ -29,6 +29,7 @@ __all__ = [
     "OpenDestination",
     "check_folder",
     "check_is_lake",
+    "check_uri",
     "is_lake",
     "open_destination",
     "open_without_spark",
@@ -37,10 +38,6 @@ __all__ = [
     "run_on_spark",
     "warehouse_of",
 ]
-
-_KNOWN = ("iceberg", "delta")
-"""Formats of a lake, as URIs name them."""
-_GROUP = "walflow.destinations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +58,6 @@ class OpenDestination:
         finally:
             if self.owns_spark:
                 stop_session(self.spark)
-
-
-def warehouse_of(uri: str) -> Path:
-    """The folder that a lake's URI names."""
-    parts = urlsplit(uri)
-    if parts.scheme not in _KNOWN:
-        known = (*_KNOWN, "http", "https", PYTHON)
-        raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(known)}).")
-    if parts.netloc or parts.query or parts.fragment or not parts.path:
-        raise BadUri(
-            f"The destination {uri!r} does not name a folder: three slashes, then the path.",
-            hint="For example iceberg:///data/lake. Settings of the catalog go into "
-            "destination.options.",
-        )
-    return Path(unquote(parts.path)).absolute()
-
-
-def is_lake(uri: str) -> bool:
-    """Whether the URI names a lake, of whatever format."""
-    return urlsplit(uri).scheme in _KNOWN
 
 
 def place_of(settings: Settings) -> str:
@@ -105,7 +82,7 @@ def packages_of(uri: str) -> tuple[Package, ...]:
     from walflow.spark.jars import DELTA, ICEBERG
 
     known = {"iceberg": (ICEBERG,), "delta": (DELTA,)}
-    return known.get(urlsplit(uri).scheme, ())
+    return known.get(kind_of(uri), ())
 
 
 def open_destination(
@@ -182,17 +159,17 @@ def run_on_spark(
 def open_without_spark(settings: Settings) -> Destination | None:
     """The destination that the URI names; None if it is a lake, which is opened on Spark."""
     uri, options = settings.destination.uri, settings.destination.options
-    kind = urlsplit(uri).scheme
+    kind = kind_of(uri)
     if kind in ("http", "https"):
         from walflow.destinations.http import HttpDestination, HttpOptions
 
         return HttpDestination(uri, HttpOptions.parse(options))
-    if kind in _KNOWN:
+    if kind in LAKES:
         return None
     if kind == PYTHON:
         found = made(load_object(uri), "The destination", options=options)
     else:
-        factory = installed(_GROUP, kind)
+        factory = installed(GROUP, kind)
         if factory is None:
             return None
         found = made(factory, "The destination", uri, options=options)
@@ -216,7 +193,7 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
     from walflow.spark.jars import DELTA, ICEBERG
 
     options = settings.destination.options
-    if urlsplit(settings.destination.uri).scheme == "iceberg":
+    if kind_of(settings.destination.uri) == "iceberg":
         return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
     if unknown := sorted(options.keys() - {"catalog"}):
         raise ConfigError(

@@ -30,6 +30,7 @@ from walflow.destinations.base import (
 from walflow.errors import DestinationForeign
 from walflow.failpoints import failpoint
 from walflow.model import TableName, TableSchema, quote_identifier
+from walflow.paths import is_there
 from walflow.pipeline.handing_over import shadow_of
 from walflow.pipeline.known import forget, pipelines_on_this_machine, read_known, settled
 from walflow.pipeline.leasing import LeaseKeeper
@@ -235,7 +236,7 @@ def remove_leftovers(settings: Settings) -> None:
     file = settings.log_folder / STATE_FILE
     if not (settings.log_folder / HEAD).exists():
         forget(settings.log_folder)
-    if settings.store.uri is None and file.exists() and _is_empty(file):
+    if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     # Somebody's files may be in it, or it is gone.

@@ -14,12 +14,14 @@ import structlog
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
-from walflow.destinations import OpenDestination, open_destination, run_on_spark
+from walflow.destinations import OpenDestination, check_uri, open_destination, run_on_spark
 from walflow.destinations.base import BreaksOff, Destination
 from walflow.errors import LogError, SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
+from walflow.observe.logs import configure_if_nobody_has
 from walflow.observe.metrics import Metrics, PipelineMetrics
+from walflow.paths import is_there
 from walflow.pipeline.apart import check_store_apart
 from walflow.pipeline.assembling import Ground, assemble
 from walflow.pipeline.coordinating import Coordinator, Parts
@@ -40,7 +42,7 @@ from walflow.source.publication import create_publication
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
 from walflow.states import stands_at
-from walflow.stores import open_store, state_file
+from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Pipeline:
         A store and a session are left open, a destination is started and shut down with the
         pipeline. ``spark`` must have the jars of the destination that the settings name.
         """
+        configure_if_nobody_has()
         settings = config if isinstance(config, Settings) else _settings(config, destination)
         self._given_spark = spark
         self._given_destination = destination
@@ -136,9 +139,10 @@ class Pipeline:
 
     def _start(self) -> None:
         settings = self.settings
-        new_folder = not settings.log_folder.exists()
-        file = state_file(settings)
-        if new_folder or (file is not None and not file.exists()):
+        if self._given_destination is None:
+            check_uri(settings.destination.uri)
+        new_folder = not is_there(settings.log_folder)
+        if new_folder or not (state_file(settings) is None or state_file_is_there(settings)):
             self._cleanup.callback(remove_leftovers, settings)
         self.stage = "opening the store"
         self._open_store()
