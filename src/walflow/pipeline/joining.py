@@ -71,7 +71,9 @@ class Joiner:
         self._tables = tables
         self._reader = reader
         self._dispatcher = dispatcher
-        self._comparer = Comparer(mapping, tables, evolver, destination)
+        self._comparer = Comparer(
+            mapping, tables, evolver, destination, trust_rewrites=evolver.trust_rewrites
+        )
         self._first = FirstStates(mapping, store, log, destination)
         self._looked = self._compared = 0.0
         self._fingerprint = ""

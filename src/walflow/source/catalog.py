@@ -21,7 +21,7 @@ from walflow.model import (
 from walflow.source.attributes import Attribute, Attributes, read_attributes, with_missing
 from walflow.source.connection import Session, source_errors
 from walflow.source.identities import Identities
-from walflow.source.membership import read_memberships
+from walflow.source.membership import read_memberships, read_type_facts
 from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation, RelationColumn
@@ -154,6 +154,10 @@ def _published_tables(
         ),
     )
 
+    type_facts = read_type_facts(
+        connection, {a.type_oid for table in attributes.values() for a in table.live}
+    )
+
     found = []
     for oid, schema, name, letter, partitioned, listed, row_filter in tables:
         live = attributes[oid].live
@@ -199,7 +203,10 @@ def _published_tables(
             row_filter=row_filter,
             relations=physical[oid],
             partitioned=partitioned,
-            membership=memberships[oid],
+            membership=replace(
+                memberships[oid],
+                types=frozenset().union(*(type_facts[a.type_oid] for a in shown)),
+            ),
             uncovered=tuple(sorted(uncovered)),
         )
         problem = _reserved(described, connection, published) or refused_reading(
