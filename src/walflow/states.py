@@ -5,7 +5,7 @@ Values only, like ``model``; stores keep them, the pipeline moves them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
@@ -19,6 +19,7 @@ __all__ = [
     "RetryPolicy",
     "TableError",
     "TableReplicationState",
+    "followed_publications",
     "stands_at",
 ]
 
@@ -108,8 +109,9 @@ class Membership:
     """Oids of those partitions that cannot have brought rows with them: they were made as
     partitions, or have no rows yet."""
     publication: str = ""
-    """The version of the publication's settings: kinds that were switched off and on again are
-    the same, but this is not. Empty if it was not looked at, as by walflow before it was kept."""
+    """The version of the publication's settings, which begins with its oid: kinds that were
+    switched off and on again are the same, but this is not. Empty if it was not looked at, as by
+    walflow before it was kept."""
 
     files: frozenset[tuple[int, int, int, int]] = frozenset()
     """The files that the rows lie in: (relation, file, its TOAST table, its own entry in a
@@ -163,6 +165,11 @@ class Membership:
             ):
                 return True
         return False
+
+    @property
+    def publication_oid(self) -> str:
+        """Empty if it is not known."""
+        return self.publication.partition(":")[0]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -261,3 +268,14 @@ class _Standing(Protocol):
 def stands_at(state: _Standing) -> Phase:
     """A table's phase; if it was set aside, the one that it was in."""
     return state.phase if state.error is None else state.error.phase
+
+
+class _Followed(_Standing, Protocol):
+    @property
+    def membership(self) -> Membership: ...
+
+
+def followed_publications(states: Iterable[_Followed]) -> frozenset[str]:
+    """The oids of the publications by which tables have been copied and followed."""
+    begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
+    return frozenset(each.publication_oid for each in begun if each.publication)

@@ -239,6 +239,9 @@ def describe_relation(
     goes on to hold the changes of all tables, and this one's form differs from the destination's.
     """
     now = read_attributes(connection, [relation.oid], slot)[relation.oid]
+    if before is not None and not now.all and _speaks_of(relation, before, types):
+        # The table is gone. Nothing tells more than that the message has what it had.
+        return replace(before, name=relation.name, version=version)
     positions = settle(before, relation.columns, now.all)
     shown = _shown(relation, positions, before, now)
     types.load((attribute.type_oid, attribute.typmod) for attribute in shown)
@@ -259,6 +262,20 @@ def describe_relation(
         version=version,
     )
     return described if positions is None else _with_storage(described, shown, before, now)
+
+
+def _speaks_of(relation: Relation, form: TableSchema, types: TypeCatalog) -> bool:
+    """Whether the message shows the same columns, by name and type, and the same key."""
+    if relation.identity is not form.replica_identity or len(relation.columns) != len(form.columns):
+        return False
+    types.load((column.type_oid, column.typmod) for column in relation.columns)
+    by_key = form.replica_identity is not ReplicaIdentity.FULL
+    return all(
+        (known.name, known.type.oid) == (column.name, column.type_oid)
+        and types.resolve(column.type_oid, column.typmod).typmod == known.type.typmod
+        and not (by_key and column.identity is not (known.name in form.key))
+        for column, known in zip(relation.columns, form.columns, strict=True)
+    )
 
 
 def _shown(
