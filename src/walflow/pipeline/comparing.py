@@ -13,7 +13,7 @@ from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import TableError, stands_at
+from walflow.states import Gap, TableError, stands_at
 
 __all__ = ["Comparer", "in_conflict", "is_passing"]
 
@@ -27,6 +27,8 @@ class Comparer:
     tables: Tables
     evolver: Evolver
     destination: Destination
+    trust_rewrites: bool
+    """Rows that were written anew are taken to be the same."""
 
     def why_copied_again(self, state: TableState, table: PublishedTable, began: Lsn) -> str | None:
         """Why the table has to be copied again; None: it need not, though its form may be another
@@ -41,13 +43,21 @@ class Comparer:
         phase = stands_at(state)
         if phase is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
-        if not state.membership.continues(table.membership):
-            return "it is published in another way"
+        gap = state.membership.gap(table.membership)
+        if gap is Gap.REWRITTEN and self.trust_rewrites:
+            gap = None
+        if gap is not None:
+            # What wrote the rows anew may be known.
+            known = self._outgrown(state, table) if gap is Gap.REWRITTEN else None
+            return known or gap.value
         if phase is Phase.DATA_SYNC or (state.changing is not None and state.waits_for_operator):
             # It is read in one form; and a form that the destination refused may be gone again.
             return None if state.schema.same_columns(table.schema) else "its form has changed"
         if state.schema.version >= began:
             return None  # the log has told of a newer form since
+        return self._outgrown(state, table)
+
+    def _outgrown(self, state: TableState, table: PublishedTable) -> str | None:
         try:
             self.evolver.way(state.schema, table.schema)
         except Outgrown as outgrown:

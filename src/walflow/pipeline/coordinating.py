@@ -105,11 +105,12 @@ class Coordinator:
     def _turn(self) -> None:
         parts = self._parts
         parts.lease.check()
-        self._check_intake()
+        self._unless_lost(parts.intake.check)
         parts.log.wait_for_change(parts.lanes.routed, _IDLE_SECONDS)
         unfollowed = parts.lanes.route()
         parts.dispatcher.tick()
-        parts.joiner.look(hurry=any(parts.tables.get(oid) is None for oid in unfollowed))
+        hurry = any(parts.tables.get(oid) is None for oid in unfollowed)
+        self._unless_lost(lambda: parts.joiner.look(hurry=hurry))
         now = time.monotonic()
         if now - self._asked >= self._timing.requests:
             self._asked = now
@@ -157,9 +158,9 @@ class Coordinator:
 
     # The slot.
 
-    def _check_intake(self) -> None:
+    def _unless_lost(self, work: Callable[[], None]) -> None:
         try:
-            self._parts.intake.check()
+            work()
         except SlotLost as error:
             if self._settings.source.on_slot_lost != "resync":
                 self._metrics.slot_invalidations.inc()

@@ -58,6 +58,11 @@ class Dispatcher:
         """Whether someone works on the table."""
         return self._syncer.has(oid) or self._lanes.progress(oid) is not None
 
+    def is_through(self, oid: int, position: Lsn) -> bool:
+        """Whether all changes of a table that is followed up to the position are applied."""
+        progress = self._lanes.progress(oid)
+        return progress is not None and progress.verified and progress.position >= position
+
     def withdraw(self, oid: int) -> bool:
         """Take the table away from whoever has it; False if that takes a while: ask again."""
         return self._syncer.remove(oid) and self._lanes.leave(oid)

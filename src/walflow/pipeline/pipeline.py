@@ -38,10 +38,10 @@ from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
-from walflow.source.publication import create_publication
+from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
-from walflow.states import stands_at
+from walflow.states import followed_publications, stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
 
@@ -249,14 +249,19 @@ class Pipeline:
                 failover=source.failover,
                 resync_lost_slot=self._resyncs,
             )
+            states = self._store.get_table_replication_states().values()
+            lost = publication_loss(
+                source.publication, followed_publications(states), publication_oids(connection)
+            )
         for warning in found.warnings:
             _logger.warning(warning)
         if self._begun and not found.slot.exists:
             lost = slot_loss(found.slot)
-            if lost is not None and not self._resyncs:
-                raise lost
-            found = replace(found, lost=lost)
-        return found
+        if lost is None:
+            return found
+        if not self._resyncs:
+            raise lost
+        return replace(found, lost=lost)
 
     @property
     def _begun(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +13,13 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from walflow.config import TablesSettings
-from walflow.errors import ConfigError, NoReplicaIdentity, PublicationChanged, PublicationMissing
+from walflow.errors import (
+    ConfigError,
+    NoReplicaIdentity,
+    PublicationChanged,
+    PublicationMissing,
+    SlotLost,
+)
 from walflow.model import TableName, quote_identifier
 from walflow.source.connection import Session, source_errors
 
@@ -29,6 +35,8 @@ __all__ = [
     "identity_sql",
     "made_by_walflow",
     "other_users",
+    "publication_loss",
+    "publication_oids",
     "publication_sql",
     "read_publication",
     "require_identities",
@@ -143,6 +151,31 @@ def read_publication(connection: Session, name: str) -> Publication:
         hint=f"Run: {publication_sql(name, ())}; (or FOR TABLE a, b instead of FOR ALL TABLES), "
         "or let walflow make it (--create-publication, source.create_publication: true)"
         + (", or follow one of those: --publication NAME." if others else "."),
+    )
+
+
+@source_errors("list the publications")
+def publication_oids(connection: Session) -> frozenset[str]:
+    """Of all publications that there are."""
+    return frozenset(oid for (oid,) in connection.execute("SELECT oid::text FROM pg_publication"))
+
+
+def publication_loss(
+    name: str, followed: Collection[str], existing: Collection[str]
+) -> SlotLost | None:
+    """How it came that changes are missing, if one of the publications that tables have been
+    ``followed`` by (oids) is not among those that there are; ``name``: of the one that is used.
+
+    What was changed while there was none is in no stream: up to Postgres 17 the server refuses to
+    read that part of its log at all, and later ones leave it out.
+    """
+    if set(followed) <= set(existing):
+        return None
+    return SlotLost(
+        f'The publication "{name}" was dropped and made again: what changed while there was none '
+        "was not published, and cannot be read any more.",
+        hint="Let the pipeline make a new slot and copy all tables again "
+        "(source.on_slot_lost: resync).",
     )
 
 
