@@ -59,6 +59,7 @@ __all__ = [
     "StoreError",
     "StoreForeign",
     "TableLocked",
+    "TableMoved",
     "TableRewritten",
     "TablesSetAside",
     "UnknownTable",
@@ -402,6 +403,17 @@ class TablesSetAside(DestinationError):
 
     retry = False
     exit_code = 52
+
+
+class TableMoved(DestinationError):
+    """The destination's table is not where the changes begin: someone else has set it back, made it
+    anew, or written to it meanwhile."""
+
+    exit_code = 90
+    default_hint = (
+        "walflow asks where the table is and goes on from there, or copies it again. Let nobody "
+        "else write tables that a pipeline follows."
+    )
 
 
 class StoreError(WalflowError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import (
     HOLD,
+    QUICK,
     WAIT,
     catch_up,
     in_source,
@@ -24,7 +26,7 @@ from tests.pipeline.running import (
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationError, TablesSetAside
-from walflow.model import Phase, TableName
+from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.tables import TableState
 from walflow.states import RetryKind
 
@@ -82,6 +84,77 @@ def test_a_table_that_the_destination_lost_is_copied_again(
     with running(settings, spark, destination=shelf):
         assert_equal(shelf, database, "a", "b")
     assert shelf.copies == {A: 1, B: 2}
+
+
+def test_a_table_that_somebody_sets_back_while_it_is_followed(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf = PositionedShelf()
+    with running(settings, spark, destination=shelf) as pipeline:
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        then = {A: dict(shelf.tables[A]), B: dict(shelf.tables[B])}, dict(shelf.positions)
+        for number in range(3):
+            database.execute(f"UPDATE a SET v = 'x' WHERE id = {number + 1}")
+            database.execute(f"DELETE FROM b WHERE id = {number + 1}")
+            catch_up(pipeline)
+        for table in (A, B):
+            shelf.tables[table], shelf.positions[table] = then[0][table], then[1][table]
+        database.execute("UPDATE a SET v = 'late' WHERE id = 40")
+        database.execute("INSERT INTO b VALUES (1000, 'late')")
+        catch_up(pipeline)
+        # The log has what they lack.
+        assert_equal(shelf, database, "a", "b")
+        assert shelf.copies == {A: 1, B: 1}
+        # Now it does not.
+        shelf.positions[A] = Lsn(1)
+        shelf.tables[A].clear()
+        del shelf.positions[B], shelf.tables[B]
+        database.execute("UPDATE a SET v = 'later' WHERE id = 41", "DELETE FROM b WHERE id = 1000")
+        wait_for(lambda: shelf.copies == {A: 2, B: 2}, WAIT)
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+
+
+def test_a_table_that_catches_up_gets_on_however_often_it_is_broken_off(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf, held, go_on = PositionedShelf(), threading.Event(), threading.Event()
+    rounds: list[int] = []
+
+    def hold(table: TableName) -> None:
+        if table == A:
+            held.set()
+            assert go_on.wait(HOLD)
+            rounds.append(len(rounds))
+            if len(rounds) > 3:
+                raise DestinationError("broken off", retry=False)
+
+    # What fits into a millisecond is a segment.
+    timing = replace(QUICK, batch=0.001)
+    with running(settings, spark, destination=shelf, timing=timing) as pipeline:
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        shelf.before_round = hold
+        database.execute("UPDATE a SET v = 'first' WHERE id = 1")
+        assert held.wait(WAIT)
+        for number in range(2, 9):
+            # Each in a segment of its own: when b has it, it was sealed.
+            database.execute(
+                f"UPDATE a SET v = 'more' WHERE id = {number}",
+                f"UPDATE b SET v = 'more {number}' WHERE id = 1",
+            )
+            wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+        go_on.set()
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.ERRORED, WAIT)
+    # All that waited was not one batch: what was reached stays.
+    reached = [row[0] for row in shelf.rows("a") if row[1] == "more"]
+    assert reached == [2, 3]
+    shelf.before_round = lambda table: None
+    with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
+        pipeline.retry(A)
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+    assert shelf.copies == {A: 1, B: 1}
 
 
 def test_a_table_that_fails_is_set_aside_and_comes_back(

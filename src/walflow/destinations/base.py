@@ -212,7 +212,11 @@ class Positioned(Protocol):
     """Keeps the applied position with the data, in the same transaction."""
 
     def applied(self, table: TableSchema) -> Lsn | None:
-        """Up to where the table has all changes; None: there is no complete copy of it."""
+        """Up to where the table has all changes; None: there is no complete copy of it.
+
+        Asked before each batch, and to be answered by the table as it is now, not from memory: if
+        somebody has set it back, or made it anew, the changes that it lacks are written again, or
+        it is copied again. A destination that sees that only while it writes raises TableMoved."""
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         """Called when the copy is complete: the table has all up to the position."""

@@ -127,6 +127,7 @@ def assemble(
         overtaken=lambda oid: joiner.overtaken(oid),
         failed=failed,
         fatal=fatal,
+        timing=ground.timing,
     )
     dispatcher = Dispatcher(log, destination, tables, syncer, lanes)
     joiner = Joiner(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,10 +18,13 @@ import structlog
 
 from walflow.changelog import ChangeLog, Segment
 from walflow.destinations.base import Destination, Positioned
+from walflow.errors import TableMoved
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.evolving import Evolver, Outgrown
+from walflow.pipeline.pace import Pace
 from walflow.pipeline.rounds import Rounds, Stretch
 from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.timing import Timing
 from walflow.pipeline.upkeep import Upkeep
 
 __all__ = ["LaneProgress", "Lanes"]
@@ -57,6 +60,7 @@ class LaneProgress:
 
 @dataclass(slots=True)
 class _Lane:
+    pace: Pace
     waiting: list[Stretch] = field(default_factory=list)
     oldest: int = 0
     """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
@@ -67,6 +71,8 @@ class _Lane:
     """Nothing more is to be applied."""
     verified: bool = False
     """Whether the destination has been asked for its position."""
+    moved: bool = False
+    """Whether its last batch was refused because the table was somewhere else."""
     seconds: float = math.inf
     """How long its last round took."""
     looked_after: float = -math.inf
@@ -91,6 +97,7 @@ class Lanes:
         overtaken: Callable[[int], None],
         failed: Callable[[int, Exception], None],
         fatal: Callable[[BaseException], None],
+        timing: Timing = Timing(),
     ) -> None:
         """``outgrown``, ``failed`` and ``fatal`` are told from the jobs' threads, while the table
         still counts as being worked on; ``overtaken``, too: a form that was to be followed is no
@@ -105,6 +112,7 @@ class Lanes:
         self._overtaken = overtaken
         self._failed = failed
         self._fatal = fatal
+        self._batch_seconds = timing.batch
         self._lock = threading.Lock()
         self._lanes: dict[int, _Lane] = {}
         self._wishes: dict[int, _Wish] = {}
@@ -124,7 +132,7 @@ class Lanes:
             state = self._tables.get(oid)
             assert state is not None
             assert oid not in self._lanes, f"{state.name} is followed already"
-            lane = self._lanes[oid] = _Lane()
+            lane = self._lanes[oid] = _Lane(Pace(self._batch_seconds))
             self._fill(lane, oid, state.position)
         # Also when nothing waits: the job makes it Ready.
         self._start(oid)
@@ -309,11 +317,13 @@ class Lanes:
             self._start(oid)
 
     def _apply_waiting(self, oid: int, lane: _Lane) -> None:
-        """Apply what waits. With that a table may have met the others."""
+        """Apply what waits, or as much of it as goes into one batch. With that a table may have met
+        the others."""
         state = self._tables.get(oid)
         if state is None or self._stop.is_set():
             return
-        if not lane.verified:
+        if not lane.verified or self._has_work(oid, lane):
+            # Each time: somebody may have set the table back since the last batch.
             state = self._verify(state, lane)
         with self._lock:
             stretches, lane.waiting = lane.waiting, []
@@ -325,15 +335,40 @@ class Lanes:
                 lane.oldest = stretches[0].commit_time
         began = time.monotonic()
         stretches = [stretch for stretch in stretches if stretch.span.upto > state.position]
-        if stretches and (left := self._rounds.apply(state, stretches)):
+        left = self._apply(state, lane, stretches) if stretches else ()
+        if left:
             with self._lock:
                 lane.waiting = [*left, *lane.waiting]
         elif wish is not None and wish.position <= routed:
             self._fulfil(self._tables.get(oid) or state, wish)
         state = self._tables.get(oid) or state
-        reached = self._reached(lane, state, time.monotonic() - began)
+        reached = self._reached(lane, state, time.monotonic() - began, took_all=not left)
         if reached is not None:
             self._settle(state, reached)
+
+    def _has_work(self, oid: int, lane: _Lane) -> bool:
+        with self._lock:
+            wish = self._wishes.get(oid)
+            return bool(lane.waiting) or (wish is not None and wish.position <= self._routed)
+
+    def _apply(
+        self, state: TableState, lane: _Lane, stretches: Sequence[Stretch]
+    ) -> Sequence[Stretch]:
+        """Apply one batch; returns what has to wait for the next one."""
+        count = lane.pace.fitting([stretch.bytes for stretch in stretches])
+        began = time.monotonic()
+        try:
+            left = self._rounds.apply(state, stretches[:count])
+        except TableMoved as moved:
+            if lane.moved:
+                raise Outgrown(f"it is not as walflow left it: {moved}") from moved
+            # Where it is is asked anew, and it goes on from there.
+            lane.moved, lane.verified = True, False
+            return stretches
+        lane.moved = False
+        applied = sum(stretch.bytes for stretch in stretches[: count - len(left)])
+        lane.pace.took(applied, time.monotonic() - began)
+        return [*left, *stretches[count:]]
 
     def _fulfil(self, state: TableState, wish: _Wish) -> None:
         oid = state.schema.oid
@@ -346,8 +381,11 @@ class Lanes:
             # The log had another one, which may be newer than what the catalog showed.
             self._overtaken(oid)
 
-    def _reached(self, lane: _Lane, state: TableState, seconds: float) -> Lsn | None:
-        """Where the table has met the others; None: not yet. ``seconds``: its round took them."""
+    def _reached(
+        self, lane: _Lane, state: TableState, seconds: float, *, took_all: bool
+    ) -> Lsn | None:
+        """Where the table has met the others; None: not yet. ``seconds``: its round took them;
+        ``took_all``: it left nothing of what had waited for it."""
         before, lane.seconds = lane.seconds, seconds
         with self._lock:
             if lane.left:
@@ -355,12 +393,15 @@ class Lanes:
             if not lane.waiting:
                 return self._routed
         # A busy table is never done; what it lacks now does not get much less any more.
-        met = seconds < _MET_SECONDS or seconds > before / 2
+        met = took_all and (seconds < _MET_SECONDS or seconds > before / 2)
         return state.position if met else None
 
     def _verify(self, state: TableState, lane: _Lane) -> TableState:
-        """The store's position is a hint: the destination knows."""
+        """The store's position is a hint, and what we did last may be undone: the destination
+        knows. No batch begins anywhere else."""
         oid = state.schema.oid
+        # First: a form that the table was to have is asked about as one that it has.
+        state = self._evolver.finish(self._tables.get(oid) or state)
         if isinstance(self._destination, Positioned):
             applied = self._destination.applied(state.destination_schema)
             if applied is None:
@@ -369,6 +410,13 @@ class Lanes:
                     "ask for"
                 )
             if applied != state.position:
+                if lane.verified:
+                    _logger.warning(
+                        "someone else has set a table back, or ahead; it goes on from there",
+                        table=str(state.name),
+                        position=str(state.position),
+                        now=str(applied),
+                    )
                 self._tables.update(oid, position=applied)
                 with self._lock:
                     if not lane.left:
@@ -376,9 +424,8 @@ class Lanes:
             # Last: until the position was told, segments may have been let go by the former one.
             if not self._log.covers(oid, applied):
                 raise Outgrown("the log no longer has all that the destination lacks")
-        state = self._evolver.finish(self._tables.get(oid) or state)
         lane.verified = True
-        return state
+        return self._tables.get(oid) or state
 
     def _settle(self, state: TableState, reached: Lsn) -> None:
         """The table has met the others."""

@@ -18,7 +18,7 @@ from walflow.destinations.base import (
     Positioned,
     TableChanges,
 )
-from walflow.errors import WalflowError
+from walflow.errors import TableMoved, WalflowError
 from walflow.evolution import key_numbers
 from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
@@ -51,6 +51,10 @@ class Stretch:
     def of(cls, segment: Segment, oid: int) -> Stretch:
         files = tuple(file for file in segment.files if file.table == oid)
         return cls(segment.span, segment.commit_time, files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,9 @@ class Rounds:
         try:
             self._destination.write_events(events)
         except Exception as error:
-            if isinstance(error, WalflowError) and not error.retry:
+            if isinstance(error, TableMoved) or (
+                isinstance(error, WalflowError) and not error.retry
+            ):
                 raise
             self._metrics.worker_failed("apply", error)
             _logger.warning(

@@ -21,6 +21,9 @@ class Timing:
     """Between two looks at what commands ask for."""
     cut: float = 10.0
     """Between two positions at which all tables end a batch, so that they can be read together."""
+    batch: float = 10.0
+    """About how long a table's batch may take: what is left waits for the next one. If the process
+    ends, no more than this is done again."""
     lease: float = 15.0
     """How long the pipeline stays ours without a word of us."""
     lease_renewal: float = 3.0

@@ -14,10 +14,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from walflow.destinations.lake.owner import POSITION
+from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
 from walflow.model import Lsn
 
-__all__ = ["LOG", "Commit", "is_table", "newest_stamp", "newest_stamped", "readable_commits"]
+__all__ = [
+    "LOG",
+    "Commit",
+    "carried_on",
+    "is_table",
+    "newest_position",
+    "newest_version",
+    "readable_commits",
+]
 
 LOG = "_delta_log"
 _COMMIT_FILE = re.compile(r"(\d{20})\.json")
@@ -34,40 +42,65 @@ class Commit:
     """What its writer let it say."""
 
     @property
-    def position(self) -> Lsn | None:
+    def place(self) -> Place | None:
         """None if it is not one of ours."""
         try:
             said = json.loads(self.said or "null")
         except ValueError:
             return None
-        return Lsn.parse(said[POSITION]) if isinstance(said, dict) and POSITION in said else None
+        return Place.of(said) if isinstance(said, dict) else None
+
+    @property
+    def position(self) -> Lsn | None:
+        return None if (place := self.place) is None else place.position
 
 
 def is_table(folder: Path) -> bool:
     return bool(_versions(folder))
 
 
-def newest_stamped(folder: Path) -> Commit | None:
-    """The commit that says where the table is: the newest of ours, since others commit without a
-    position. None: there is none."""
+def newest_version(folder: Path) -> str | None:
+    """See LakeFormat.version."""
+    versions = _versions(folder)
+    if not versions:
+        return None
+    try:
+        file = (folder / LOG / f"{versions[-1]:020}.json").stat()
+    except FileNotFoundError:
+        return None
+    # Another table in its place may have as many versions.
+    return f"{versions[-1]}-{file.st_ino}-{file.st_mtime_ns}"
+
+
+def newest_position(folder: Path) -> Lsn | None:
+    """Of the newest commit of ours that the table still is of: others commit without a position."""
+    return position_of(None if commit is None else commit.place for commit in _stamped(folder))
+
+
+def carried_on(folder: Path) -> str | None:
+    """What a commit says by which the table stays where it is."""
+    commit = next(_stamped(folder), None)
+    if commit is None or commit.said is None:
+        return None
+    said = json.loads(commit.said)
+    return json.dumps({**said, SINCE: said[POSITION]})
+
+
+def _stamped(folder: Path) -> Iterator[Commit | None]:
+    """Those of ours, the newest first; None: what the table was before is not known."""
     restored: int | None = None
     for commit in _newest_first(folder):
         if restored is not None and commit.version > restored:
             continue
-        if commit.position is not None:
-            return commit
-        if commit.operation == "RESTORE":
+        if commit.place is not None:
+            yield commit
+        elif commit.operation == "RESTORE":
             # Somebody has made the table again what it was: it is where it was then.
             version = commit.parameters.get("version")
             if version is None:
-                return None
+                yield None
+                return
             restored = int(version)
-    return None
-
-
-def newest_stamp(folder: Path) -> str | None:
-    commit = newest_stamped(folder)
-    return None if commit is None else commit.said
 
 
 def readable_commits(folder: Path) -> list[Commit]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.destinations.delta import upkeep
+from walflow.destinations.delta.commits import newest_version
 from walflow.destinations.delta.entries import Entries
 from walflow.destinations.delta.tables import (
     SESSION_CONF,
@@ -87,6 +88,9 @@ class DeltaFormat:
         if stored is not None and stored.position is not None:
             self._enter(spark, name)
         return stored
+
+    def version(self, spark: SparkSession, name: TableName) -> str | None:
+        return newest_version(self._folder(name))
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         check_names(form.name, [column.name for column in form.columns])

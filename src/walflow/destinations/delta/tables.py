@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from walflow.destinations.delta.commits import LOG, is_table, newest_stamp, newest_stamped
+from walflow.destinations.delta.commits import (
+    LOG,
+    carried_on,
+    is_table,
+    newest_position,
+    newest_version,
+)
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
@@ -179,10 +185,10 @@ def look_at_table(spark: SparkSession, folder: Path) -> Stored | None:
     if not is_table(folder):
         return None
     identifier = identifier_of(folder)
+    # The version first: whatever else is told may only be newer.
+    version, position = newest_version(folder), newest_position(folder)
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
-    commit = newest_stamped(folder)
-    position = None if commit is None else commit.position
-    return Stored(position, columns, properties_of(spark, identifier))
+    return Stored(position, columns, properties_of(spark, identifier), version)
 
 
 @contextmanager
@@ -196,7 +202,7 @@ def stamped(spark: SparkSession, stamp: Stamp) -> Iterator[None]:
 def carrying_on(spark: SparkSession, folder: Path) -> Iterator[None]:
     """What this session commits inside says that the table is where it was before, whatever the
     session is stamped with: in Delta a change of form is a commit like any other."""
-    with _saying(spark, newest_stamp(folder)):
+    with _saying(spark, carried_on(folder)):
         yield
 
 

@@ -5,6 +5,7 @@ There is no bridge through Spark Connect; what is here can be done by SQL too, o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -74,17 +75,33 @@ class Bridge:
         self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
         self._literals = iceberg.expressions.Expressions
         self.columnar = ColumnarTables(self._open)
+        self._seen: dict[TableName, Any] = {}
+        """Tables as they were looked at, to be refreshed."""
 
     def look(self, name: TableName) -> Stored | None:
         """See LakeFormat.look."""
-        table = self._load(name)
+        before, table = self._seen.get(name), self._load(name)
         if table is None:
             return None
+        if before is not None and before.uuid() != table.uuid():
+            # Refreshing may not show it, see _version.
+            self.columnar.forget(name)
+        self._seen[name] = table
         # As JSON: each value that is asked for by itself is a call to the JVM.
         form = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
         columns = {field.name: field.dataType.simpleString() for field in form.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
-        return Stored(newest_position(table), columns, properties)
+        return Stored(newest_position(table), columns, properties, _version(table))
+
+    def version(self, name: TableName) -> str | None:
+        """See LakeFormat.version. (To refresh a table that nobody has changed costs next to
+        nothing.)"""
+        if (seen := self._seen.get(name)) is not None:
+            # If it fails, it is another table now, or none: loaded anew, it tells.
+            with contextlib.suppress(Exception):
+                seen.refresh()
+                return _version(seen)
+        return None if (table := self._load(name)) is None else _version(table)
 
     def keeps_views(self) -> bool:
         """Whether a catalog of a kind that does so keeps views: not every REST server does, and
@@ -332,6 +349,20 @@ class Bridge:
         parts = self._gateway.new_array(self._string, 2)
         parts[0], parts[1] = folder_names(name)
         return self._identifiers.of(parts)
+
+
+def _version(table: Any) -> str | None:
+    snapshot = table.currentSnapshot()
+    if snapshot is None:
+        return None
+    location = table.operations().current().metadataFileLocation()
+    path = None if location is None else local_path(location)
+    if path is None:
+        return str(snapshot.snapshotId())
+    # Folders number their versions: another table in its place may have as many, and a table that
+    # is refreshed does not see that it is another one.
+    file = path.stat()
+    return f"{snapshot.snapshotId()}-{file.st_ino}-{file.st_mtime_ns}"
 
 
 def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:

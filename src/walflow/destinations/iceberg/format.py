@@ -34,6 +34,7 @@ from walflow.destinations.iceberg.tables import (
     rename_table,
     stamped,
     table_identifier,
+    version_of_table,
 )
 from walflow.destinations.iceberg.views import (
     count_rows,
@@ -104,6 +105,10 @@ class IcebergFormat:
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         bridge = self._bridge(spark)
         return look_at_table(spark, name) if bridge is None else bridge.look(name)
+
+    def version(self, spark: SparkSession, name: TableName) -> str | None:
+        bridge = self._bridge(spark)
+        return version_of_table(spark, name) if bridge is None else bridge.version(name)
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         create_table(spark, form, owner)

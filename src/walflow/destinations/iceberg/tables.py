@@ -11,9 +11,9 @@ from pyspark.errors import UnsupportedOperationException
 from walflow.destinations.lake.format import Stored
 from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
-from walflow.destinations.lake.owner import POSITION, Owner, Stamp
+from walflow.destinations.lake.owner import Owner, Place, Stamp, position_of
 from walflow.destinations.lake.properties import is_table_owned, properties_of
-from walflow.model import Lsn, TableName
+from walflow.model import TableName
 from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "rename_table",
     "stamped",
     "table_identifier",
+    "version_of_table",
 ]
 
 CATALOG = "lake"
@@ -214,25 +215,39 @@ def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     if not spark.catalog.tableExists(f"{identifier}.refs"):
         return None
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
-    return Stored(_position(spark, identifier), columns, properties_of(spark, identifier))
+    # The version first: whatever else is told may only be newer.
+    version = _current(spark, identifier)
+    position = position_of(_places(spark, identifier, version))
+    properties = properties_of(spark, identifier)
+    return Stored(position, columns, properties, None if version is None else str(version))
 
 
-def _position(spark: SparkSession, identifier: str) -> Lsn | None:
-    """Of the newest ancestor of main that has one: maintenance commits without it."""
+def version_of_table(spark: SparkSession, name: TableName) -> str | None:
+    """See LakeFormat.version."""
+    identifier = table_identifier(name)
+    if not spark.catalog.tableExists(f"{identifier}.refs"):
+        return None
+    version = _current(spark, identifier)
+    return None if version is None else str(version)
+
+
+def _current(spark: SparkSession, identifier: str) -> int | None:
     refs = spark.sql(f"SELECT snapshot_id FROM {identifier}.refs WHERE name = 'main'").collect()
+    return refs[0]["snapshot_id"] if refs else None
+
+
+def _places(spark: SparkSession, identifier: str, version: int | None) -> Iterator[Place]:
+    """Of the ancestors of main, the newest first: maintenance commits without one."""
     snapshots = {
         row["snapshot_id"]: row
         for row in spark.sql(
-            f"SELECT snapshot_id, parent_id, summary['{POSITION}'] AS lsn"
-            f" FROM {identifier}.snapshots"
+            f"SELECT snapshot_id, parent_id, summary FROM {identifier}.snapshots"
         ).collect()
     }
-    current = refs[0]["snapshot_id"] if refs else None
-    while (snapshot := snapshots.get(current)) is not None:
-        if snapshot["lsn"] is not None:
-            return Lsn.parse(snapshot["lsn"])
-        current = snapshot["parent_id"]
-    return None
+    while (snapshot := snapshots.get(version)) is not None:
+        if (place := Place.of(snapshot["summary"])) is not None:
+            yield place
+        version = snapshot["parent_id"]
 
 
 @contextmanager

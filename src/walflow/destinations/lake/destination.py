@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from walflow.destinations.lake.forms import (
     EXACT,
     StoredForm,
     TablePlan,
+    has_columns,
     is_as_planned,
     stored_form,
 )
@@ -45,7 +45,7 @@ from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.spark_errors import as_our_errors
 from walflow.destinations.lake.trying import scratch_name, try_out
 from walflow.destinations.lake.warming import warm_up_writes
-from walflow.errors import DestinationError, WalflowError
+from walflow.errors import TableMoved, WalflowError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Lsn, Span, TableName, TableSchema
 from walflow.spark.changes import EXACT_TYPE
@@ -149,8 +149,7 @@ class LakeDestination:
                 form = self._form(table, exact=EXACT in stored.columns)
                 bring_to_form(spark, self._format, form, stored, stamp)
                 rows = read_copy(spark, [str(file) for file in files], table, exact)
-                form = write_differences(rows, self._format, form, stamp, datetime.now(UTC))
-                self._tables.remember(form, position)
+                write_differences(rows, self._format, form, stamp, datetime.now(UTC))
                 return
 
             def copy(form: StoredForm) -> None:
@@ -159,12 +158,11 @@ class LakeDestination:
                     self._format.replace(stored_rows(rows, form, constants), form, stamp)
 
             if self._viewed.wanted(form, files):
-                form = self._viewed.replace(spark, form, stamp, copy)
+                self._viewed.replace(spark, form, stamp, copy)
             else:
                 self._viewed.hide(spark, table.name)
                 copy(form)
                 self._viewed.drop_parts(spark, table.name)
-        self._tables.remember(form, position)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         stamp = Stamp(self._owner, position)
@@ -218,38 +216,49 @@ class LakeDestination:
             raise TablesFailed(failures)
 
     def _apply(self, changes: TableChanges, span: Span) -> None:
+        """Nothing is written to a table that is not where the changes begin. What happens to it
+        while they are written shows afterwards: the commit says what it was made for."""
         table = changes.schema
         with self._session(table.name) as spark:
             stored = self._tables.known(spark, table.name)
-            if stored is None or stored.position is None:
-                raise DestinationError(
-                    f"{self._format.identifier(table.name)} has no complete copy to apply "
-                    "changes to",
-                    hint="The table was removed or its copy broke off: copy it again.",
-                )
-            if stored.position >= span.upto:
+            position = self._check_place(table, stored, span)
+            if position >= span.upto:
                 return
+            assert stored is not None
             todo = changes.using(spark)
-            if stored.position > span.after:
-                todo = todo.since(stored.position)
-            # Nothing that can be repeated with other effect: until the commit is known to have
-            # happened, the table is asked anew where it is.
-            self._tables.forget(table.name)
+            if position > span.after:
+                todo = todo.since(position)
             plan, is_viewed = self._plan(table.name), Parts.of(table.name, stored) is not None
             if not is_viewed and may_have_kept_columns(todo, plan):
-                # What is remembered of a table does not tell which columns it keeps.
-                asked = self._tables.look(spark, table.name)
-                todo = todo if asked is None else with_kept_columns(todo, plan, asked)
+                todo = with_kept_columns(todo, plan, stored)
             form = self._form(todo.schema, exact=EXACT in stored.columns)
-            stamp = Stamp(self._owner, span.upto)
+            stamp = Stamp(self._owner, span.upto, position)
             with self._format.stamped(spark, stamp):
-                round = Round(self._format, form, todo, stored.position, stamp)
+                round = Round(self._format, form, todo, position, stamp)
                 if not is_viewed:
-                    form = replace(MODES[form.plan.mode].apply(round), schema=table)
+                    MODES[form.plan.mode].apply(round)
                 else:
-                    form = self._viewed.apply(round, span.upto, stored)
-        self._tables.remember(form, span.upto, stored)
+                    self._viewed.apply(round, span.upto, stored)
+            after = self._tables.look_anew(spark, table.name)
+            if after is None or after.position != span.upto:
+                raise TableMoved(
+                    f"{self._format.identifier(table.name)} was changed by someone else while its "
+                    f"changes up to {span.upto} were written"
+                )
         self._schedule.committed(table.name)
+
+    def _check_place(self, table: TableSchema, stored: Stored | None, span: Span) -> Lsn:
+        """The table's position. TableMoved if changes that begin there cannot be written to it."""
+        identifier = self._format.identifier(table.name)
+        if stored is None or stored.position is None:
+            raise TableMoved(f"{identifier} has no complete copy to apply changes to")
+        if stored.position < span.after:
+            raise TableMoved(
+                f"{identifier} is at {stored.position}, and the changes begin at {span.after}"
+            )
+        if not has_columns(stored.properties, stored.columns, table):
+            raise TableMoved(f"{identifier} does not have the columns that it was given")
+        return stored.position
 
     # Tables.
 
@@ -329,11 +338,14 @@ class LakeDestination:
                 return
             parts = Parts.of(table.name, stored)
             names = (table.name,) if parts is None else (parts.base, parts.changes)
-            stamp = Stamp(self._owner, stored.position)
-            with self._format.stamped(spark, stamp):
-                for name in names:
-                    is_base = parts is not None and name == parts.base
-                    needed = partial(self._pictures.needed, spark, table.name, base=is_base)
+            for name in names:
+                part = stored if parts is None else self._format.look(spark, name)
+                if part is None or part.position is None:
+                    continue
+                stamp = Stamp(self._owner, part.position, part.position)
+                is_base = parts is not None and name == parts.base
+                needed = partial(self._pictures.needed, spark, table.name, base=is_base)
+                with self._format.stamped(spark, stamp):
                     look_after(spark, self._format, name, self._upkeep, due, needed, stamp)
 
     def record_progress(self, picture: Picture) -> bool:

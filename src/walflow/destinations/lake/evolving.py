@@ -58,7 +58,7 @@ def change_form(
     if stored is None:
         raise NotFollowed("there is no table to be changed")
     change = _Change(spark, format, form, evolution, _names(form, evolution, stored))
-    stamp = None if stored.position is None else Stamp(owner, stored.position)
+    stamp = None if stored.position is None else Stamp(owner, stored.position, stored.position)
     with nullcontext() if stamp is None else format.stamped(spark, stamp):
         if not change.names.meant:
             change.move()

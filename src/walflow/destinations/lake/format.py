@@ -44,6 +44,8 @@ class Stored:
     columns: Mapping[str, str]
     """Name and Spark type of each, in order."""
     properties: Mapping[str, str]
+    version: str | None
+    """Which version of it says so, see LakeFormat.version; None: it has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Columnar(Protocol):
     ) -> bool:
         """Put the rows in the place of those with the keys, in one commit with the stamp.
         ``settle`` tells what the changes come to since the position at which the table is
-        (DestinationError if it is elsewhere), and is asked only if the table can be written."""
+        (TableMoved if it is elsewhere), and is asked only if the table can be written."""
 
     def append(self, name: TableName, rows: pa.Table) -> bool:
         """Add rows that have all columns of the table. One commit, without a stamp."""
@@ -165,6 +167,10 @@ class LakeFormat(Protocol):
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         """None when there is no such table, or it is a view. Must be quick: it is asked at each
         start."""
+
+    def version(self, spark: SparkSession, name: TableName) -> str | None:
+        """What tells the table's newest version from all others, also of other tables that had the
+        name; None: there is none. Must cost next to nothing: it is asked before each batch."""
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         """Make the table, empty and without a position. There is none."""

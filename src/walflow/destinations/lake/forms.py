@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from walflow.config import ApplySettings
@@ -29,6 +29,7 @@ __all__ = [
     "StoredForm",
     "TablePlan",
     "column_numbers",
+    "has_columns",
     "is_as_planned",
     "keeps_dropped",
     "plan_of",
@@ -245,6 +246,16 @@ def is_as_planned(plan: TablePlan, properties: Mapping[str, str]) -> bool:
 def keeps_dropped(plan: TablePlan) -> bool:
     """Whether columns that the source drops stay. In a history always: its rows tell what was."""
     return plan.on_column_dropped == "keep" or plan.mode == "history"
+
+
+def has_columns(properties: Mapping[str, str], names: Collection[str], schema: TableSchema) -> bool:
+    """Whether a table with these columns, which says this of itself, has those of the schema. One
+    that was set back may have the columns of then."""
+    said = json.loads(properties.get(COLUMNS, "{}"))
+    return all(
+        name in names and (not number or said.get(name, number) == number)
+        for name, number in column_numbers(schema).items()
+    )
 
 
 def column_numbers(schema: TableSchema) -> dict[str, int]:

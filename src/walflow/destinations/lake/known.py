@@ -1,4 +1,4 @@
-"""What is known of tables without asking: as far as this process has brought them itself."""
+"""What is known of tables: asked anew if they are not as they were when they were looked at."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat, Stored
-from walflow.destinations.lake.forms import StoredForm, table_properties
-from walflow.destinations.lake.freshness import Parts, ViewedTables
+from walflow.destinations.lake.freshness import Parts, ViewedTables, version_of_parts
 from walflow.destinations.lake.owner import Owner, check_owner
-from walflow.model import Lsn, TableName
+from walflow.model import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,17 +25,30 @@ class KnownTables:
         self._viewed = viewed
         self._lock = threading.Lock()
         self._stored: dict[TableName, Stored] = {}
+        self._opened: set[TableName] = set()
 
     def known(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table is, for who writes it; asked for only if it is not known."""
+        """How the table is now, for who writes it."""
         with self._lock:
             known = self._stored.get(name)
-        if known is None and (known := self.look(spark, name)) is not None:
-            if (parts := Parts.of(name, known)) is not None:
-                self._viewed.opened(spark, parts)
-            with self._lock:
-                self._stored[name] = known
-        return known
+        if known is not None and self._version(spark, name, known) == known.version:
+            return known
+        return self.look_anew(spark, name)
+
+    def look_anew(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """So too, without relying on what was known."""
+        stored = self.look(spark, name)
+        with self._lock:
+            is_new = name not in self._opened
+            self._opened.add(name)
+            self._stored.pop(name, None)
+        if stored is None:
+            return None
+        if is_new and (parts := Parts.of(name, stored)) is not None:
+            self._viewed.opened(spark, parts)
+        with self._lock:
+            self._stored[name] = stored
+        return stored
 
     def seen(self, spark: SparkSession, name: TableName) -> Stored | None:
         """How the table was a moment ago, for who does not write it. What they find is not kept:
@@ -53,14 +65,13 @@ class KnownTables:
         check_owner(self._format.identifier(name), self._owner, stored.properties)
         return self._viewed.without_parts(name, stored)
 
-    def remember(self, form: StoredForm, position: Lsn, before: Stored | None = None) -> None:
-        """``before``: the table that was brought there; it may have columns that are kept."""
-        known = {} if before is None else before.columns
-        columns = {**known, **{column.name: column.spark_type for column in form.columns}}
-        properties = {**self._owner.properties, **table_properties(form)}
-        with self._lock:
-            self._stored[form.name] = Stored(position, columns, properties)
-
     def forget(self, name: TableName) -> None:
         with self._lock:
             self._stored.pop(name, None)
+            self._opened.discard(name)
+
+    def _version(self, spark: SparkSession, name: TableName, known: Stored) -> str | None:
+        if (parts := Parts.of(name, known)) is None:
+            return self._format.version(spark, name)
+        base, changes = (self._format.version(spark, part) for part in (parts.base, parts.changes))
+        return version_of_parts(base, changes)

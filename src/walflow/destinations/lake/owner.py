@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn
 
-__all__ = ["OWN_NAMESPACE", "POSITION", "Owner", "Stamp", "check_owner", "is_owned"]
+__all__ = [
+    "OWN_NAMESPACE",
+    "POSITION",
+    "SINCE",
+    "Owner",
+    "Place",
+    "Stamp",
+    "check_owner",
+    "is_owned",
+    "position_of",
+]
 
 OWN_NAMESPACE = "_walflow"
 """Where a lake has tables that walflow keeps for itself, under a name that people can type."""
 POSITION = "walflow.lsn"
 """Under this name a commit has the position that its table is at with it."""
+SINCE = "walflow.since"
+"""And under this one the position that the table was at before it. A commit that was put on another
+version than the one that it was made for shows itself by that."""
 _PIPELINE = "walflow.pipeline"
 _SYSTEM = "walflow.system"
 
@@ -41,10 +55,48 @@ class Stamp:
 
     owner: Owner
     position: Lsn
+    since: Lsn | None = None
+    """The position that the table is at before; None: whatever was there does not matter."""
 
     @property
     def properties(self) -> dict[str, str]:
-        return {**self.owner.properties, POSITION: str(self.position)}
+        known = {**self.owner.properties, POSITION: str(self.position)}
+        return known if self.since is None else {**known, SINCE: str(self.since)}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a commit says that it has brought its table."""
+
+    position: Lsn
+    since: Lsn | None
+    """See Stamp; None also in commits of former versions of walflow."""
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self | None:
+        """None: it is not a commit of ours."""
+        if POSITION not in properties:
+            return None
+        since = properties.get(SINCE)
+        return cls(Lsn.parse(properties[POSITION]), None if since is None else Lsn.parse(since))
+
+
+def position_of(places: Iterable[Place | None]) -> Lsn | None:
+    """The position of a table, by those of its commits that say one, the newest first; a None among
+    them: nobody knows what it was before. None: it has no position, or its newest commit was put on
+    another version than it was made for, and it may lack changes."""
+    newest: Place | None = None
+    for place in places:
+        if newest is None:
+            if place is None:
+                return None
+            if place.since is None:
+                return place.position
+            newest = place
+        else:
+            return newest.position if place and place.position == newest.since else None
+    # What it was made for has expired.
+    return None if newest is None else newest.position
 
 
 def is_owned(owner: Owner, properties: Mapping[str, str]) -> bool:

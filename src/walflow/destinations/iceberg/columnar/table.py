@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from walflow.destinations.iceberg.columnar.files import (
@@ -17,7 +17,7 @@ from walflow.destinations.iceberg.columnar.files import (
 from walflow.destinations.iceberg.columnar.keys import KeyedFile
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns
 from walflow.destinations.iceberg.columnar.vectors import Vector
-from walflow.destinations.lake.owner import POSITION
+from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
 from walflow.model import Lsn
 
 __all__ = ["IcebergTable", "newest_position"]
@@ -214,13 +214,18 @@ class IcebergTable:
 
 def newest_position(table: Any) -> Lsn | None:
     """Of the newest ancestor of main that has one: maintenance may commit without it."""
+    return position_of(_places(table))
+
+
+def _places(table: Any) -> Iterator[Place]:
     snapshot = table.currentSnapshot()
     while snapshot is not None:
-        if (lsn := snapshot.summary().get(POSITION)) is not None:
-            return Lsn.parse(lsn)
+        summary = snapshot.summary()
+        said = {name: value for name in (POSITION, SINCE) if (value := summary.get(name))}
+        if (place := Place.of(said)) is not None:
+            yield place
         parent = snapshot.parentId()
         snapshot = None if parent is None else table.snapshot(parent)
-    return None
 
 
 def _file(task: Mapping[str, Any], sequence_number: int | None) -> TableFile:

@@ -26,7 +26,7 @@ from walflow.destinations.lake.columnar import ColumnarChanges
 from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.owner import Stamp
-from walflow.errors import DestinationError, WalflowError
+from walflow.errors import TableMoved, WalflowError
 from walflow.model import Lsn, TableName
 
 __all__ = ["ColumnarTables"]
@@ -81,9 +81,8 @@ class ColumnarTables:
                 known = self._know(form.name)
                 _check_columns(known, [column.name for column in form.columns])
                 if (position := known.table.position) != begins:
-                    raise DestinationError(
-                        f"{form.name} was at {begins} and is at {position}: who else writes it?",
-                        hint="Have one pipeline write a table. It is tried again from where it is.",
+                    raise TableMoved(
+                        f"{form.name} was at {begins} and is at {position}: who else writes it?"
                     )
                 delta = self._round(known, form, settle())
         except NotInColumns as reason:

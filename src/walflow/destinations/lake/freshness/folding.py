@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import TablePlan
-from walflow.destinations.lake.freshness.parts import NEWEST, REMOVED, ROUND, Parts
+from walflow.destinations.lake.freshness.parts import FOLDED, NEWEST, REMOVED, ROUND, Parts
 from walflow.destinations.lake.freshness.shown import newest_changes, same_key
-from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.failpoints import failpoint
-from walflow.model import TableName
+from walflow.model import Lsn, TableName
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import quoted
+from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,25 +28,32 @@ _LEAST = 10_000
 """Fewer changes than this are not worth a merge, however small the table is; only their age is."""
 
 
-def fold(format: LakeFormat, spark: SparkSession, parts: Parts, stamp: Stamp) -> None:
-    """Merge what was changed up to the stamp's position into the base, then take it out of the
-    changes. The view shows the same rows before, after, and between the two commits.
+def fold(
+    format: LakeFormat, spark: SparkSession, parts: Parts, owner: Owner, position: Lsn
+) -> None:
+    """Merge what was changed up to the position, which is the table's, into the base, then take it
+    out of the changes. The view shows the same rows before, after, and between the two commits.
 
     Repeats safely. Nobody may append meanwhile.
     """
-    changes, position = format.identifier(parts.changes), int(stamp.position)
-    upto = f"{quoted(ROUND)} <= {position}"
+    changes = format.identifier(parts.changes)
+    upto = f"{quoted(ROUND)} <= {int(position)}"
+    stored = format.look(spark, parts.base)
+    since = None if stored is None else stored.position
     numbered = spark.sql(newest_changes(parts, f"(SELECT * FROM {changes} WHERE {upto}) c"))
     # As rows, not as a plan: the MERGE reads them more than once, and a window function in its
     # source would keep Spark from filtering the base's scan by the keys.
     newest = checkpointed(numbered.where(f"{quoted(NEWEST)} = 1"))
     newest.createOrReplaceTempView(_SOURCE)
-    with format.stamped(spark, stamp):
+    with format.stamped(spark, Stamp(owner, position, since)):
         try:
             spark.sql(_merge(parts, format.identifier(parts.base), upto))
         finally:
             spark.catalog.dropTempView(_SOURCE)
-        failpoint("fold.merged", parts.name)
+    failpoint("fold.merged", parts.name)
+    with format.stamped(spark, Stamp(owner, position, position)):
+        said = f"{literal(FOLDED)} = {literal(str(position))}"
+        format.alter(spark, parts.changes, f"SET TBLPROPERTIES ({said})")
         spark.sql(f"DELETE FROM {changes} WHERE {upto}")
 
 

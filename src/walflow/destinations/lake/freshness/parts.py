@@ -14,6 +14,7 @@ from walflow.spark.identities import may_be_inexact
 __all__ = [
     "BASE",
     "CHANGES",
+    "FOLDED",
     "NEWEST",
     "PART_OF",
     "REMOVED",
@@ -30,6 +31,7 @@ __all__ = [
     "part_properties",
     "said_by_parts",
     "stored_parts",
+    "version_of_parts",
     "whole_of",
     "why_merged",
 ]
@@ -45,6 +47,8 @@ PART_OF = "walflow.part-of"
 """Under this name the two tables' properties have the table that they are parts of."""
 _KEY = "walflow.key"
 _KEPT = "walflow.kept"
+FOLDED = "walflow.folded"
+"""Of changes: those up to this position were merged into the base, and taken out."""
 _FORMED = "walflow.formed"
 _COPY = "walflow.copy"
 """The same in both parts; while a new copy takes the place of another they differ."""
@@ -120,7 +124,7 @@ def whole_of(name: TableName, stored: Stored) -> TableName | None:
 
 def part_properties(form: StoredForm, copy: str) -> Mapping[str, str]:
     """What both parts say of themselves; ``copy`` tells this copy from all others."""
-    return {PART_OF: str(form.name), _COPY: copy, **form_properties(form)}
+    return {PART_OF: str(form.name), _COPY: copy, FOLDED: "0/0", **form_properties(form)}
 
 
 def form_properties(form: StoredForm, stored: Stored | None = None) -> Mapping[str, str]:
@@ -160,13 +164,22 @@ def stored_parts(base: Stored | None, changes: Stored | None) -> Stored | None:
         return None
     if base.properties.get(_COPY) != changes.properties.get(_COPY):
         return None
-    position = None
-    if base.position is not None:
-        # The later of both: changes that were merged are taken out after that.
-        position = max(base.position, changes.position or Lsn(0))
+    # Changes that were merged into the base are taken out after that.
+    position = changes.position
+    folded = Lsn.parse(changes.properties.get(FOLDED, "0/0"))
+    if base.position is None or position is None or not folded <= base.position <= position:
+        # Or somebody has set one of them back, and the two no longer belong together.
+        position = None
     # It is added to one after the other.
     columns = {n: t for n, t in base.columns.items() if n != EXACT or n in changes.columns}
-    return Stored(position, columns, base.properties)
+    return Stored(
+        position, columns, base.properties, version_of_parts(base.version, changes.version)
+    )
+
+
+def version_of_parts(base: str | None, changes: str | None) -> str:
+    """The version of the one table that they are."""
+    return f"{base} {changes}"
 
 
 def are_of_one_form(base: Stored, changes: Stored) -> bool:

@@ -233,7 +233,7 @@ class ViewedTables:
     def fold(self, spark: SparkSession, parts: Parts, position: Lsn) -> None:
         """Merge all changes, which are those up to the position, into the base. Repeats safely."""
         if not spark.table(self._format.identifier(parts.changes)).isEmpty():
-            fold(self._format, spark, parts, Stamp(self._owner, position))
+            fold(self._format, spark, parts, self._owner, position)
         self._count(spark, parts)
 
     def change(
@@ -259,12 +259,15 @@ class ViewedTables:
     def _begin_versions(self, spark: SparkSession, parts: Parts, position: Lsn) -> None:
         """Commit versions of the new form, to be read instead of those with the same rows."""
         formed = []
-        with self._format.stamped(spark, Stamp(self._owner, position)):
-            for part in (parts.base, parts.changes):
+        for part in (parts.base, parts.changes):
+            stored = self._format.look(spark, part)
+            since = None if stored is None else stored.position
+            stamp = Stamp(self._owner, position, since)
+            with self._format.stamped(spark, stamp):
                 self._format.touch(spark, part)
-                newest = self._format.versions(spark, part)[-1]
-                former = self._format.versions_at(spark, {part: position}).get(part)
-                formed.append(Formed(newest.milliseconds, newest.id, former))
+            newest = self._format.versions(spark, part)[-1]
+            former = self._format.versions_at(spark, {part: position}).get(part)
+            formed.append(Formed(newest.milliseconds, newest.id, former))
         self._say(spark, parts.base, formed_property(*formed))
 
     def _say(self, spark: SparkSession, part: TableName, properties: Mapping[str, str]) -> None:

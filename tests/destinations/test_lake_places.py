@@ -1,0 +1,230 @@
+"""Tables that somebody else moves while they are followed: nothing is applied where it does not
+belong, and what a commit was made for shows afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.destinations.pairs import FORMATS, KEYED, Pair
+from tests.destinations.reference import make_schema
+from walflow.destinations.base import Events
+from walflow.destinations.iceberg.columnar.tables import ColumnarTables
+from walflow.destinations.lake import LakeDestination
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.owner import Place, position_of
+from walflow.errors import DestinationForeign, TableMoved
+from walflow.model import Lsn, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+spark_needed = pytest.mark.spark
+
+KEYLESS = make_schema({"a": "string", "n": "int"}, [])
+
+
+@dataclass(slots=True)
+class Room:
+    """A table with three batches."""
+
+    pair: Pair
+    events: list[Events]
+
+    @property
+    def identifier(self) -> str:
+        return self.pair.format.identifier(self.pair.source.schema.name)
+
+    def change(self, value: str) -> Events:
+        """What the next batch is, which is not applied."""
+        source = self.pair.source
+        with source.transaction():
+            if source.schema.key:
+                source.update(source.find(id=1), a=value)
+                source.insert(id=len(source.rows) + 1, a=value)
+            else:
+                source.delete(source.rows[0])
+                source.insert(a=value, n=1)
+        return source.events(self.pair.spark)
+
+    def write(self, events: Events) -> None:
+        self.pair.destination.write_events(events)
+
+    def set_back(self, batches: int) -> None:
+        """Somebody makes the table what it was so many batches ago."""
+        schema, session = self.pair.source.schema, self.pair.session
+        positions = [events.span.upto for events in self.events]
+        wanted = positions[-1 - batches]
+        versions = self.pair.format.versions(session, schema.name)
+        version = [version.id for version in versions if version.position == wanted][-1]
+        if self.pair.format.name == "iceberg":
+            name = ".".join(self.identifier.split(".")[1:])
+            session.sql(f"CALL lake.system.rollback_to_snapshot('{name}', {version})")
+        else:
+            session.sql(f"RESTORE TABLE {self.identifier} TO VERSION AS OF {version}")
+
+    def position(self) -> Lsn | None:
+        return self.pair.destination.applied(self.pair.source.schema)
+
+    def replay(self) -> None:
+        """As the pipeline does it: from where the table is."""
+        position = self.position()
+        for events in self.events:
+            if position is not None and events.span.upto > position:
+                self.write(events)
+        self.pair.check()
+
+
+@pytest.fixture(params=FORMATS)
+def lake_format(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=["columns", "spark"])
+def engine(request: pytest.FixtureRequest, lake_format: str, monkeypatch: Any) -> str:
+    engine: str = request.param
+    if engine == "spark":
+        if lake_format == "iceberg":
+            monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
+    elif lake_format != "iceberg":
+        pytest.skip("only Iceberg's tables are written in columns")
+    return engine
+
+
+@pytest.fixture(params=[KEYED, KEYLESS], ids=["keyed", "keyless"])
+def schema(request: pytest.FixtureRequest, engine: str) -> TableSchema:
+    schema: TableSchema = request.param
+    if engine == "columns" and not schema.key:
+        pytest.skip("tables without a key are left to Spark")
+    return schema
+
+
+@pytest.fixture
+def room(
+    spark: SparkSession, tmp_path: Path, lake_format: str, engine: str, schema: TableSchema
+) -> Iterator[Room]:
+    pair = Pair(spark, tmp_path, schema, lake_format)
+    with pair.source.transaction():
+        for number in range(1, 4):
+            pair.source.insert(**({"id": number} if schema.key else {}), a=f"a{number}", n=1)
+    pair.copy()
+    room = Room(pair, [])
+    for number in range(3):
+        room.events.append(room.change(f"batch {number}"))
+        room.write(room.events[-1])
+    pair.check()
+    yield room
+    pair.destination.shutdown()
+
+
+@spark_needed
+def test_a_table_that_was_set_back_is_gone_on_with_from_where_it_is(room: Room) -> None:
+    room.set_back(2)
+    room.events.append(room.change("afterwards"))
+    with pytest.raises(TableMoved, match="the changes begin at"):
+        room.write(room.events[-1])
+    assert room.position() == room.events[0].span.upto
+    room.replay()
+    # Upkeep says of a table what it is, not what it was.
+    room.set_back(1)
+    at = room.position()
+    room.pair.destination._schedule.committed(room.pair.source.schema.name)
+    room.pair.destination.maintain(room.pair.source.schema)
+    assert room.position() == at == room.events[-2].span.upto
+    room.replay()
+
+
+@spark_needed
+def test_what_happens_while_a_batch_is_written_is_seen(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is where the batch begins, is asked, and is set back only then."""
+    moved = _once_looked_at(monkeypatch, room.pair.destination, lambda: room.set_back(2))
+    room.events.append(room.change("in between"))
+    with pytest.raises(TableMoved):
+        room.write(room.events[-1])
+    assert moved
+    # Either nothing was written, or it shows that it was not made for what is there: then the
+    # table is copied again.
+    for destination in (room.pair.destination, room.pair.another_destination()):
+        assert destination.applied(room.pair.source.schema) in (None, room.events[0].span.upto)
+    if room.position() is not None:
+        room.replay()
+    else:
+        room.pair.copy()
+    room.pair.check()
+    room.events = [room.change("and on")]
+    room.write(room.events[0])
+    room.pair.check()
+
+
+@spark_needed
+@pytest.mark.parametrize(("engine", "schema"), [("columns", KEYED)], indirect=True)
+@pytest.mark.parametrize("lake_format", ["iceberg"], indirect=True)
+def test_a_table_that_was_made_anew(room: Room) -> None:
+    pair, event = room.pair, room.change("to nobody")
+    columns = "id bigint, a string, b string, n int"
+    pair.session.sql(f"DROP TABLE {room.identifier} PURGE")
+    with pytest.raises(TableMoved, match="no complete copy"):
+        room.write(event)
+    pair.session.sql(f"CREATE TABLE {room.identifier} ({columns}) USING iceberg")
+    with pytest.raises(DestinationForeign):
+        room.write(event)
+    pair.session.sql(f"DROP TABLE {room.identifier} PURGE")
+    # By another process of ours, say; as many versions as there were.
+    pair.copy()
+    assert room.position() == pair.source.position
+    room.write(room.change("to the new one"))
+    pair.check()
+
+
+@spark_needed
+@pytest.mark.parametrize(("engine", "schema"), [("spark", KEYED)], indirect=True)
+@pytest.mark.parametrize("lake_format", ["delta"], indirect=True)
+def test_columns_of_then(room: Room) -> None:
+    """Delta brings back the columns, too."""
+    before = room.pair.source.schema
+    events = room.change("changed")
+    room.pair.session.sql(f"ALTER TABLE {room.identifier} RENAME COLUMN b TO c")
+    with pytest.raises(TableMoved, match="columns"):
+        room.write(events)
+    assert before == room.pair.source.schema
+
+
+def test_positions_by_what_commits_say() -> None:
+    def at(position: int, since: int | None = None) -> Place:
+        return Place(Lsn(position), None if since is None else Lsn(since))
+
+    assert position_of([]) is None
+    assert position_of([None, at(1)]) is None
+    # Copies, and commits of former versions of walflow.
+    assert position_of([at(3), at(9)]) == Lsn(3)
+    assert position_of([at(3, 2), at(2, 1)]) == Lsn(3)
+    assert position_of([at(3, 3), at(3, 2)]) == Lsn(3)
+    # Put on another version.
+    assert position_of([at(3, 2), at(1)]) is None
+    assert position_of([at(3, 2), None]) is None
+    # What was before has expired.
+    assert position_of([at(3, 2)]) == Lsn(3)
+
+
+def _once_looked_at(
+    monkeypatch: pytest.MonkeyPatch, destination: LakeDestination, then: Callable[[], None]
+) -> list[bool]:
+    """Between the moment that a batch asks where the table is and its commit."""
+    done: list[bool] = []
+    stamped = type(destination._format).stamped
+
+    def first(self: LakeFormat, *given: Any) -> Any:
+        if not done:
+            done.append(True)
+            then()
+        return stamped(self, *given)
+
+    monkeypatch.setattr(type(destination._format), "stamped", first)
+    return done
