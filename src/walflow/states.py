@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
+
+
 class RetryKind(StrEnum):
     NONE = "none"
     """Trying again cannot help: the table must be copied again (``walflow resync``)."""
@@ -49,7 +52,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TableError:
-    """Why a table was set aside."""
+    """Why a table was set aside. It stays while the table is tried again, until that succeeds."""
 
     code: str
     """The error's stable name."""
@@ -58,6 +61,11 @@ class TableError:
     retry: RetryPolicy
     phase: Phase
     """Where the table stood when it happened, and goes on from after a retry."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether another look at the source's catalog may find the cause gone."""
+        return self.code in _PASSING
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -217,6 +225,7 @@ class TableReplicationState:
     attempts: int = 0
     """Failures since the last success."""
     error: TableError | None = None
+    """The last of them. The table is set aside only while its phase is ``Errored``."""
     membership: Membership = field(default_factory=Membership)
     form: Lsn = Lsn(0)
     """The version of the form that the destination's table has; 0: not known."""
@@ -267,7 +276,9 @@ class _Standing(Protocol):
 
 def stands_at(state: _Standing) -> Phase:
     """A table's phase; if it was set aside, the one that it was in."""
-    return state.phase if state.error is None else state.error.phase
+    if state.phase is not Phase.ERRORED or state.error is None:
+        return state.phase
+    return state.error.phase
 
 
 class _Followed(_Standing, Protocol):

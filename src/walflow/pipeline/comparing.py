@@ -13,12 +13,9 @@ from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import Gap, TableError, stands_at
+from walflow.states import Gap, TableReplicationState, stands_at
 
 __all__ = ["Comparer", "in_conflict", "is_passing"]
-
-_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
-"""Errors that another look at the publication may find gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Comparer:
 
     def _can_be_renamed(self, state: TableState, table: PublishedTable) -> bool:
         destination = self.mapping.destination(table.name)
-        if stands_at(state) not in FOLLOWED or in_conflict(state.error):
+        if stands_at(state) not in FOLLOWED or in_conflict(state):
             return False
         if destination == state.destination:
             return True
@@ -92,17 +89,18 @@ class Comparer:
                 state is not None
                 and other.schema.oid != table.schema.oid
                 and self.mapping.destination(other.name) == destination
-                and not in_conflict(state.error)
+                and not in_conflict(state)
             ):
                 rivals.append(other.name)
         return conflict((table.name, *rivals), destination) if rivals else None
 
 
-def is_passing(error: TableError | None) -> bool:
+def is_passing(state: TableState) -> bool:
     """Whether a table was set aside for something that another look may find gone."""
-    return error is not None and error.code in _PASSING
+    return state.set_aside is not None and state.set_aside.passing
 
 
-def in_conflict(error: TableError | None) -> bool:
+def in_conflict(state: TableState | TableReplicationState) -> bool:
     """Whether a table was set aside for its name: then it has no table of the destination."""
+    error = state.error if state.phase is Phase.ERRORED else None
     return error is not None and error.code == "MappingConflict"

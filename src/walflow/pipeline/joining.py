@@ -158,7 +158,7 @@ class Joiner:
             {
                 table.name: self._mapping.destination(table.name)
                 for oid, table in published.items()
-                if oid not in stored or not in_conflict(stored[oid].error)
+                if oid not in stored or not in_conflict(stored[oid])
             }
         )
 
@@ -211,7 +211,7 @@ class Joiner:
             for other in self._tables.all()
             if other.schema.oid != oid
             and other.destination == state.destination
-            and not in_conflict(other.error)
+            and not in_conflict(other)
         ]
         if rivals:
             raise conflict((state.name, *rivals), state.destination)
@@ -237,7 +237,7 @@ class Joiner:
                 or overtaken
                 or (
                     now - self._compared >= self._timing.set_aside
-                    and any(is_passing(state.error) for state in self._tables.all())
+                    and any(is_passing(state) for state in self._tables.all())
                 )
             )
             since = None if all_of_it else self._fingerprint
@@ -382,10 +382,10 @@ class Joiner:
                 return False
             self._withdrawn.discard(oid)
             self._dispatcher.dispatch(oid, table.bytes)
-        elif is_passing(state.error) and self._comparer.refusal(table, tables) is None:
+        elif is_passing(state) and self._comparer.refusal(table, tables) is None:
             if self._dispatcher.has(oid):
                 return False
-            self._dispatcher.retry(oid)
+            self._dispatcher.retry(oid, mended=True)
         return True
 
     def _follow(self, state: TableState, form: TableSchema, began: Lsn, ended: Lsn) -> bool:
@@ -436,8 +436,12 @@ class Joiner:
         refusal = self._comparer.refusal(table, tables)
         if refusal is not None:
             self._dispatcher.failed(oid, refusal)
-        else:
-            self._dispatcher.dispatch(oid, table.bytes)
+            return
+        state = self._tables.get(oid)
+        if state is not None and state.error is not None and state.error.passing:
+            # It was copied again for what mended it.
+            self._tables.update(oid, error=None, attempts=0)
+        self._dispatcher.dispatch(oid, table.bytes)
 
     def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
         """The table is no longer published, or chosen; if it comes back, it must be copied. False:
@@ -497,7 +501,7 @@ class Joiner:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
         needed = {self._mapping.destination(table.name) for table in tables}
         if not self._moving_out.has(state.schema.oid) and (
-            state.destination in needed or in_conflict(state.error)
+            state.destination in needed or in_conflict(state)
         ):
             return True
         return self._moving_out.drop(state)
