@@ -1,4 +1,4 @@
-"""How much goes into one batch: about what fits into ten seconds, whatever a destination is like."""
+"""How much goes into one batch: what fits into ten seconds, whatever a destination is like."""
 
 from __future__ import annotations
 

@@ -251,7 +251,9 @@ class Pipeline:
             )
             states = self._store.get_table_replication_states().values()
             lost = publication_loss(
-                source.publication, followed_publications(states), publication_oids(connection)
+                self.settings.publication,
+                followed_publications(states),
+                publication_oids(connection),
             )
         for warning in found.warnings:
             _logger.warning(warning)
