@@ -14,7 +14,7 @@ ARGS ?=
 # $(call heading,text): what runs now, easy to find in a long log.
 heading = @printf '\n== %s ==\n' '$(1)'
 
-.PHONY: help setup demo test lint types docs docs-serve pictures format pytest postgres bench lock clean
+.PHONY: help setup demo test test-all lint types docs docs-serve pictures format pytest postgres bench lock clean
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets (pass options as ARGS=\"…\"):"} \
@@ -29,7 +29,10 @@ $(STAMP): requirements.lock requirements-build.lock pyproject.toml tools/make-ve
 demo: $(STAMP) ## A live shop in an embedded Postgres, replicated to Iceberg (ARGS="--seconds 10")
 	@exec $(BIN)/walflow demo $(ARGS)
 
-test: lint types docs pytest ## Lint, format check, types, import borders, docs and all tests
+test: lint types docs pytest ## What a change is likely to break: lint, types, import borders, docs, quick tests
+
+test-all: lint types docs ## All of it: `make test` and the long tests
+	@$(MAKE) pytest MARKED=
 
 lint: $(STAMP) ## Ruff (rules and format) and the import borders
 	$(call heading,ruff check)
@@ -53,11 +56,12 @@ docs-serve: $(STAMP) ## Show the docs' site while you write
 pictures: $(STAMP) ## Make the docs' pictures of the terminal anew
 	@exec $(BIN)/python -m tools.docs.terminal_pictures
 
-# All tests run in several processes at once, file by file (WORKERS=1 if one alone is wanted); those
-# that ARGS choose in one, which starts sooner.
+# The quick tests run in several processes at once, file by file (WORKERS=1 if one alone is wanted);
+# those that ARGS choose in one, which starts sooner, the long ones among them too.
 WORKERS ?= auto
-PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15
-pytest: $(STAMP) postgres ## The tests alone (ARGS="tests/test_config.py -k secret")
+MARKED ?= -m 'not long'
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 15 $(MARKED)
+pytest: $(STAMP) postgres ## The quick tests alone (ARGS="tests/test_config.py -k secret": these)
 	$(call heading,pytest)
 	@$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),$(PARALLEL))
 

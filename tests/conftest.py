@@ -169,7 +169,20 @@ def postgres(start_postgres: ServerFactory) -> EmbeddedPostgres:
     return start_postgres(None)
 
 
-@pytest.fixture(params=SUPPORTED_VERSIONS, ids="postgres{}".format)
+# The quick tests run on the oldest and the newest, `make test-all` on those between them as well.
+_VERSIONS = [
+    pytest.param(
+        version,
+        id=f"postgres{version}",
+        marks=()
+        if version in (SUPPORTED_VERSIONS[0], SUPPORTED_VERSIONS[-1])
+        else pytest.mark.long,
+    )
+    for version in SUPPORTED_VERSIONS
+]
+
+
+@pytest.fixture(params=_VERSIONS)
 def any_postgres(request: pytest.FixtureRequest, start_postgres: ServerFactory) -> EmbeddedPostgres:
     """Each supported version in turn; versions that are missing here are skipped."""
     version: int = request.param

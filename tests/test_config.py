@@ -34,6 +34,10 @@ def load(
     return load_settings(file, REQUIRED if overrides is None else overrides, environment or {})
 
 
+def pairs(text: str) -> list[list[str]]:
+    return [line.split(": ") for line in text.split("\n")]
+
+
 def problem(
     tmp_path: Path,
     text: str = "",
@@ -87,6 +91,34 @@ class TestLayers:
         settings = load(tmp_path, "source: {slot: mine}", {}, overrides)
         assert settings.slot == "mine"
         assert settings.spark.conf == {"spark.ui.enabled": "false"}
+
+    def test_a_uri_may_stand_where_its_section_does(self, tmp_path: Path) -> None:
+        short = f"source: {URI}\ndestination: iceberg:///lake\nstore: redis://cache/0"
+        said: dict[str, Any] = {"source.uri": None, "destination.options": {"a": "b"}}
+        more = {"WALFLOW_SOURCE__SLOT": "mine", "WALFLOW_STORE__REDIS_PREFIX": "x:"}
+        for settings in (
+            load(tmp_path, short, more, said),
+            load_settings(None, said | dict(pairs(short)), more),
+            load_settings(
+                None, said, more | {f"WALFLOW_{key.upper()}": uri for key, uri in pairs(short)}
+            ),
+        ):
+            assert settings.source.uri.get_secret_value() == URI
+            assert (settings.source.slot, settings.store.redis_prefix) == ("mine", "x:")
+            assert settings.destination.uri == "iceberg:///lake"
+            assert settings.destination.options == {"a": "b"}
+            assert settings.store.uri is not None
+            assert settings.store.uri.get_secret_value() == "redis://cache/0"
+
+    def test_short_forms_name_variables_and_are_overruled(self, tmp_path: Path) -> None:
+        text = "source: postgresql://app:${PASSWORD}@db/shop\ndestination: ${LAKE}"
+        environment = {"PASSWORD": "p@ss", "LAKE": "iceberg:///a"}
+        settings = load(tmp_path, text, environment, {})
+        assert settings.source.uri.get_secret_value() == "postgresql://app:p%40ss@db/shop"
+        assert settings.destination.uri == "iceberg:///a"
+        assert load(tmp_path, text, {}, REQUIRED).destination.uri == "iceberg:///lake"
+        moved = environment | {"WALFLOW_DESTINATION": "delta:///b"}
+        assert load(tmp_path, text, moved, {}).destination.uri == "delta:///b"
 
     def test_lists_and_mappings_as_text(self, tmp_path: Path) -> None:
         environment = {
@@ -384,8 +416,30 @@ class TestProblems:
         assert message.startswith("3 settings are missing or wrong:")
         assert len(message.splitlines()) == 4
 
-    def test_a_uri_where_a_section_belongs_stays_secret(self, tmp_path: Path) -> None:
-        assert "must be a section with uri" in problem(tmp_path, f"source: {URI}", overrides={})
+    @pytest.mark.parametrize("text", ["spark: {}", "spark: {{conf: {{}}}}\nlog: {}"])
+    def test_a_uri_where_a_section_belongs_stays_secret(self, tmp_path: Path, text: str) -> None:
+        for overrides in (None, {"spark.remote": None, "log.folder": "/data", **REQUIRED}):
+            message = problem(tmp_path, text.format(URI), overrides=overrides)
+            assert message.startswith("A setting is missing or wrong:")
+            assert "must be a section with " in message
+            assert message.count("\n") == 1
+
+    def test_what_is_no_section_is_not_lost_under_another_layer(self, tmp_path: Path) -> None:
+        message = problem(
+            tmp_path,
+            "source: {tls: require}\nspark: local\ndestination: 3\nbatch: {max_size: 0}",
+            {"WALFLOW_SPARK__DRIVER_MEMORY": "3g", "WALFLOW_SOURCE__TLS__MODE": "require"},
+            {"destination.uri": None},
+        )
+        assert "  spark (file " in message
+        assert "must be a section with remote, master, " in message
+        assert "like spark: {remote: …}" in message
+        assert "  source.tls (file " in message
+        assert "  destination (file " in message
+        # Nor is the rest: what other sections lack, and what is wrong in them.
+        assert "  source.uri: is not set" in message
+        assert "  batch.max_size (file " in message
+        assert "destination.uri" not in message
         problem(tmp_path, f'"{URI}": 1')
         problem(tmp_path, f"destination: {{uri: [{URI!r}]}}", overrides={})
 

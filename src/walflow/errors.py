@@ -7,6 +7,7 @@ Spark carries them from executors to the driver.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import ClassVar
 
@@ -67,6 +68,9 @@ __all__ = [
 ]
 
 
+_PLAIN_WORD = re.compile(r"[a-z]+(?:[-'][a-z]+)*(?=[ ,]|$)")
+
+
 class ErrorKind(StrEnum):
     CONFIG = "config"
     SOURCE = "source"
@@ -89,9 +93,23 @@ class WalflowError(Exception):
     def __init__(self, message: str, *, hint: str | None = None, retry: bool | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self._hint = ""
         self.hint = self.default_hint if hint is None else hint
         if retry is not None:
             self.retry = retry
+
+    @property
+    def hint(self) -> str:
+        """What the operator can do; a note of the exception too, so that tracebacks show it."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        if hasattr(self, "__notes__"):
+            self.__notes__ = [note for note in self.__notes__ if note != _note(self._hint)]
+        self._hint = hint
+        if hint:
+            self.add_note(_note(hint))
 
     @property
     def code(self) -> str:
@@ -100,11 +118,16 @@ class WalflowError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message, where it begins a line."""
-        return self.message[:1].upper() + self.message[1:]
+        """The message, where it begins a line. Names and URIs keep their letters."""
+        begins_with_word = _PLAIN_WORD.match(self.message) is not None
+        return self.message[:1].upper() + self.message[1:] if begins_with_word else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.retry)
+
+
+def _note(hint: str) -> str:
+    return f"What to do: {hint}"
 
 
 def _rebuild(cls: type[WalflowError], message: str, hint: str, retry: bool) -> WalflowError:

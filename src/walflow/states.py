@@ -5,7 +5,7 @@ Values only, like ``model``; stores keep them, the pipeline moves them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
@@ -13,13 +13,18 @@ from typing import Any, Protocol, Self
 from walflow.model import Lsn, Phase, TableName
 
 __all__ = [
+    "Gap",
     "Membership",
     "RetryKind",
     "RetryPolicy",
     "TableError",
     "TableReplicationState",
+    "followed_publications",
     "stands_at",
 ]
+
+
+_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
 
 
 class RetryKind(StrEnum):
@@ -47,7 +52,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TableError:
-    """Why a table was set aside."""
+    """Why a table was set aside. It stays while the table is tried again, until that succeeds."""
 
     code: str
     """The error's stable name."""
@@ -56,6 +61,11 @@ class TableError:
     retry: RetryPolicy
     phase: Phase
     """Where the table stood when it happened, and goes on from after a retry."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether another look at the source's catalog may find the cause gone."""
+        return self.code in _PASSING
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,17 +87,21 @@ class TableError:
         )
 
 
+class Gap(StrEnum):
+    """Why the log may not tell all that happened to a table's rows."""
+
+    PUBLISHED = "it is published in another way, or was for a time"
+    """It was not published for a time, other rows are published than before, the publication's
+    settings were written (kinds of change may have been left out for a time; a new owner looks the
+    same), a partition was detached or dropped, or one was attached that may have had rows."""
+    TYPES = "a type of its columns was altered, and with it the values in rows that were there"
+    REWRITTEN = "its rows were written anew, and it may have been UNLOGGED for a time"
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How the source publishes a table, and by which relations: what tells whether rows came or
-    went without a change in the log that says so.
-
-    One thing that it cannot tell: a table in a publication FOR ALL TABLES or TABLES IN SCHEMA
-    (in one that names it, Postgres refuses) that is SET UNLOGGED, written to, and SET LOGGED
-    again, all between two looks or while no pipeline runs. An unlogged table is not published, so
-    one look in between is enough. What stays is only that the table was rewritten, as by VACUUM
-    FULL, and copying again after each of those would cost more than it saves.
-    """
+    """How the source publishes a table, and by which relations and types: what tells whether its
+    rows came, went or became others without a change in the log that says so."""
 
     entries: frozenset[str] = frozenset()
     """What it is published by: the publication (FOR ALL TABLES), or entries for itself, for its
@@ -103,27 +117,67 @@ class Membership:
     """Oids of those partitions that cannot have brought rows with them: they were made as
     partitions, or have no rows yet."""
     publication: str = ""
-    """The version of the publication's settings: kinds that were switched off and on again are
-    the same, but this is not. Empty if it was not looked at, as by walflow before it was kept."""
+    """The version of the publication's settings, which begins with its oid: kinds that were
+    switched off and on again are the same, but this is not. Empty if it was not looked at, as by
+    walflow before it was kept."""
+
+    files: frozenset[tuple[int, int, int, int]] = frozenset()
+    """The files that the rows lie in: (relation, file, its TOAST table, its own entry in a
+    publication), 0 for what it has not. Empty if not looked at."""
+    types: frozenset[tuple[int, str]] = frozenset()
+    """What the values of the columns' types depend on, as (type, fact): see read_type_facts."""
 
     def continues(self, now: Membership) -> bool:
-        """Whether the log tells all that happened to the table's rows between this and ``now``.
+        """Whether the log tells all that happened to the table's rows between this and ``now``."""
+        return self.gap(now) is None
 
-        If not, the table must be copied again. It is not so if the table was not published for a
-        time, if other rows are published than before, if the publication's settings were written
-        (kinds of change may have been left out for a time; a new owner looks the same), if a
-        partition was detached or dropped, and if one was attached that may have had rows. Where
-        the settings' version is not known, more kinds of change than before are what counts.
+    def gap(self, now: Membership) -> Gap | None:
+        """Why the log may not tell all that happened to the table's rows between this and ``now``:
+        then the table must be copied again. None: it does tell all.
+
+        What was not looked at then (by an older walflow) is taken to be as it is now; where the
+        settings' version is not known, more kinds of change than before are what counts.
         """
         new = {oid for oid, _ in now.relations - self.relations}
-        return (
+        if not (
             not self.entries.isdisjoint(now.entries)
             and self.row_filter == now.row_filter
             and now.kinds <= self.kinds
             and self.publication in ("", now.publication)
             and self.relations <= now.relations
             and new <= now.came_empty
-        )
+        ):
+            return Gap.PUBLISHED
+        if not self._same_values(now):
+            return Gap.TYPES
+        return Gap.REWRITTEN if self._may_have_been_unlogged(now) else None
+
+    def _same_values(self, now: Membership) -> bool:
+        """Whether rows that nobody wrote to still print as they did. Types that one of both does
+        not use belong to columns that came or went, and further facts (an enum's new label) to
+        values that no row had."""
+        used = {oid for oid, _ in now.types}
+        return now.types >= {(oid, fact) for oid, fact in self.types if oid in used}
+
+    def _may_have_been_unlogged(self, now: Membership) -> bool:
+        """Whether a relation's rows may have been written without a log: SET UNLOGGED and SET
+        LOGGED write all rows to a new file, and make a new TOAST table, which TRUNCATE, VACUUM FULL
+        and CLUSTER do not. A table with an entry in a publication cannot be made UNLOGGED."""
+        before = {relation: facts for relation, *facts in self.files}
+        for relation, file, toast, entry in now.files:
+            former_file, former_toast, former_entry = before.get(relation, (file, toast, entry))
+            if (
+                file != former_file
+                and (not entry or entry != former_entry)
+                and (not toast or toast != former_toast)
+            ):
+                return True
+        return False
+
+    @property
+    def publication_oid(self) -> str:
+        """Empty if it is not known."""
+        return self.publication.partition(":")[0]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -133,6 +187,8 @@ class Membership:
             "publication": self.publication,
             "relations": sorted(self.relations),
             "came_empty": sorted(self.came_empty),
+            "files": sorted(self.files),
+            "types": sorted(self.types),
         }
 
     @classmethod
@@ -144,6 +200,11 @@ class Membership:
             publication=raw.get("publication", ""),
             relations=frozenset((oid, attached) for oid, attached in raw["relations"]),
             came_empty=frozenset(raw["came_empty"]),
+            files=frozenset(
+                (relation, file, toast, entry)
+                for relation, file, toast, entry in raw.get("files", ())
+            ),
+            types=frozenset((oid, fact) for oid, fact in raw.get("types", ())),
         )
 
 
@@ -164,6 +225,7 @@ class TableReplicationState:
     attempts: int = 0
     """Failures since the last success."""
     error: TableError | None = None
+    """The last of them. The table is set aside only while its phase is ``Errored``."""
     membership: Membership = field(default_factory=Membership)
     form: Lsn = Lsn(0)
     """The version of the form that the destination's table has; 0: not known."""
@@ -214,4 +276,17 @@ class _Standing(Protocol):
 
 def stands_at(state: _Standing) -> Phase:
     """A table's phase; if it was set aside, the one that it was in."""
-    return state.phase if state.error is None else state.error.phase
+    if state.phase is not Phase.ERRORED or state.error is None:
+        return state.phase
+    return state.error.phase
+
+
+class _Followed(_Standing, Protocol):
+    @property
+    def membership(self) -> Membership: ...
+
+
+def followed_publications(states: Iterable[_Followed]) -> frozenset[str]:
+    """The oids of the publications by which tables have been copied and followed."""
+    begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
+    return frozenset(each.publication_oid for each in begun if each.publication)

@@ -26,6 +26,14 @@ class Room:
         self.path = path
         self.failpoints = ""
         """Where commands are to fail; see walflow.failpoints."""
+        self.home: Path | None = None
+        """Of whoever runs them, if not of whoever runs the tests."""
+
+    def with_home(self) -> Path:
+        """Run commands as somebody new: with an empty home (but with the jars that are here)."""
+        self.home = self.path / "home"
+        self.home.mkdir()
+        return self.home
 
     @property
     def environment(self) -> dict[str, str]:
@@ -36,6 +44,9 @@ class Room:
             if name in os.environ:
                 kept[name] = os.environ[name]
         ours = {"TMPDIR": str(self.path), "COLUMNS": "80", "WALFLOW_FAILPOINTS": self.failpoints}
+        if self.home is not None:
+            cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+            ours |= {"HOME": str(self.home), "XDG_CACHE_HOME": cache}
         return kept | ours
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:

@@ -33,8 +33,9 @@ def pipeline(room: Room, source: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["16B374D848"], "'16B374D848' is not a log position: one looks like 16/B374D848."),
-        (["my shop.yaml"], "16/B374D848. A settings file is given with -f 'my shop.yaml'."),
+        (["16B374D848"], "'16B374D848' is not a log position: one looks like 16/B374D848, or is"),
+        (["0/1", "0/2"], "Give one LSN, not 0/1 and 0/2."),
+        (["a.yaml", "b.yml"], "Give one FILE, with --file or without."),
         (["0/1", "--at", "2026-11-15"], "Give LSN or --at, not both."),
         (["--at", "yesterday"], "'yesterday' is not a time: one looks like 2026-11-15T12:00:00Z."),
     ],
@@ -71,8 +72,10 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     options = pipeline(room, database.uri)
     ran = room.run("run", "--until-caught-up", *options, "--slot", f"{database.name}_slot")
     assert ran.returncode == 0, ran.stderr
-    newest = room.run("as-of", "--json", *options)
-    assert newest.returncode == 0, newest.stderr
+    # By its name and its log, as it was noted at its start; without source, and without Spark.
+    found_by = ("--name", "shop", "--log", str(room.path / "log"))
+    newest = room.run("as-of", "--json", *found_by)
+    assert (newest.returncode, newest.stderr) == (0, "")
     shown = json.loads(newest.stdout)
     assert [table["table"] for table in shown["tables"]] == ["public.lines", "public.orders"]
     assert (shown["exact"], shown["missing"], shown["asked"]) == (True, [], None)
@@ -83,6 +86,14 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
         for table in shown["tables"]
     ]
     assert amounts == [10, 10]
+
+    by_file = room.path / "shop.yaml"
+    by_file.write_text(f"name: shop\nlog: {{folder: {room.path / 'log'}}}\n")
+    same = room.run(
+        *("as-of", by_file, str(shown["lsn_number"]), "--to", f"iceberg://{room.path / 'lake'}")
+    )
+    assert (same.returncode, same.stderr) == (0, "")
+    assert f"as of {shown['lsn']} (_LSN {shown['lsn_number']}, " in same.stdout
 
     # The rest in this process, whose Spark has started already.
     open_destination = functools.partial(destinations.open_destination, spark=spark)
@@ -95,6 +106,7 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
 
     code, out, err = ask("FFFF/0", "--table", "orders", *options)
     assert code == 0, err
+    assert err == ""
     head, note, query = out.splitlines()
     assert head.startswith(f"-- All tables as of {shown['lsn']} (")
     assert note == "-- There is no picture of FFFF/0 itself: this is the newest one before it."
@@ -103,6 +115,13 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     code, out, err = ask("--at", "2999-01-01", "--json", *options)
     assert code == 0, err
     assert json.loads(out) == {**shown, "exact": None, "asked": "2999-01-01"}
+
+    # What is noted is what is in the lake.
+    assert err == ""
+    (room.path / "log" / "pictures.db").unlink()
+    code, out, err = ask("--json", *found_by)
+    assert "Starting Spark to look into the destination" in err
+    assert json.loads(out) == shown
 
     # Maybe of one table only: of the one that was ready first.
     ((oldest,),) = reader.sql(

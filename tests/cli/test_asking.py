@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.stored import HOLDER, opened, put_shop, run_it
+from tests.cli.stored import HOLDER, opened, put_shop, put_table, run_it
 from walflow.cli import _exit_code
-from walflow.model import TableName
+from walflow.model import Phase, TableName
 from walflow.stores.base import Action, Request, Store
 
 REFUSAL = "Not set aside: `walflow resync public.orders`"
@@ -31,6 +31,22 @@ def store(log: Path) -> Iterator[Store]:
 
 def ask(log: Path, verb: str, *arguments: str, code: int = 0) -> None:
     assert _exit_code([verb, *arguments, "--name", "shop", "--log", str(log)]) == code
+
+
+def test_the_settings_file_may_stand_among_the_tables(
+    store: Store, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text(f"name: shop\nlog: {{folder: {log}}}\n")
+    assert _exit_code(["retry", str(file), "timed"]) == 0
+    assert _exit_code(["retry", "timed", "--file", str(file)]) == 0
+    assert "public.timed: retry asked for" in capsys.readouterr().out
+    assert _exit_code(["retry", str(file), "timed", "--file", str(file)]) == 2
+    assert _exit_code(["retry", str(tmp_path / "none.yaml"), "timed"]) == 2
+    assert "none.yaml cannot be read" in capsys.readouterr().err
+    # A table of such a name.
+    put_table(store, 9, "public.yaml", Phase.READY)
+    assert _exit_code(["retry", str(file), '"public"."yaml"']) == 0
 
 
 @contextmanager

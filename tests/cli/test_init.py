@@ -93,7 +93,7 @@ def test_a_database_without_a_publication(room: Room, database: Database, source
     with connect(source, application_name="test") as session:
         found = preflight(
             session,
-            publication=settings.source.publication,
+            publication=settings.publication,
             slot=settings.slot,
             create_publication=settings.source.create_publication,
             tables=settings.tables,

@@ -176,10 +176,11 @@ def test_what_nobody_foresaw_is_one_line_and_70(capsys: pytest.CaptureFixture[st
 
 def test_debug_shows_the_stack_but_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WalflowError) as raised:
-        raise WalflowError(f"cannot read postgresql://me:{SECRET}@db/x")
+        raise WalflowError(f"cannot read postgresql://me:{SECRET}@db/x", hint="mend it")
     assert report(raised.value, debug=True) == 1
     message = capsys.readouterr().err
     assert "Traceback" in message
+    assert message.count("What to do: mend it") == 1
     assert SECRET not in message
 
 

@@ -101,6 +101,25 @@ def test_ctrl_c_during_the_start_makes_nothing(database: Database, room: Room) -
     assert room.leftovers() == []
 
 
+def test_a_signal_to_the_whole_group_finishes_the_batch(database: Database, room: Room) -> None:
+    with database.connect() as connection:
+        make_shop(connection, SIZES)
+    with (
+        ShopLoad(database.uri, SIZES, rate=300),
+        ended(room.start(*arguments(database, room, "--json"))) as process,
+    ):
+        wait_until_followed(process)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "py4j" not in err
+    assert "was broken off" not in err
+    assert room.processes_after(90) == []
+    # It was an orderly end: the slot and what was copied are there for the next run.
+    assert slots(database) == [(f"{database.name}_slot",)]
+
+
 def test_a_second_ctrl_c_stops_at_once(database: Database, room: Room) -> None:
     with database.connect() as connection:
         make_shop(connection, Sizes.of_total(100))

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Room
-from tests.cli.stored import opened, put_shop, put_table, run_it
+from tests.cli.stored import an_error, opened, put_shop, put_table, run_it
 from walflow.cli import _exit_code
 from walflow.model import Phase, TableName
+from walflow.states import RetryKind
 from walflow.stores.base import Action, Request, Store
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -126,7 +127,8 @@ def test_what_programs_read(store: Store, log: Path, capsys: pytest.CaptureFixtu
     store.put_request(asked)
     read = read_json(log, capsys)
     assert set(read) == {
-        "pipeline", "at", "running", "holder", "report", "set_aside", "tables", "requests",
+        "pipeline", "at", "running", "holder", "report", "set_aside", "failing", "tables",
+        "requests",
     }  # fmt: skip
     assert set(read["holder"]) == {"host", "pid", "lease_seconds_left"}
     assert set(read["report"]) == {
@@ -193,6 +195,32 @@ def test_check_tells_by_the_exit_code(store: Store, log: Path) -> None:
     status(log)
 
 
+def test_a_table_that_is_tried_again_is_shown_with_its_last_error(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As a pipeline leaves it between two failures.
+    error = an_error(RetryKind.TIMED, time.time() - 5)
+    put_table(store, 1, "public.orders", Phase.READY)
+    put_table(store, 2, "public.tried", Phase.CATCHUP, age=5, attempts=3, error=error)
+    run_it(store)
+    status(log, "--check", code=52)
+    capsys.readouterr()
+    status(log, "--errors")
+    out = capsys.readouterr().out
+    assert "public.orders" not in out
+    assert "public.tried failed in Catchup, and is being tried again since 5 s, after 3 f" in out
+    assert "the disk of the lake is full" in out
+    assert "What to do: Free some space." in out
+    assert "walflow retry" not in out
+    read = read_json(log, capsys, "--errors")
+    assert (read["set_aside"], read["failing"]) == (0, 1)
+    (tried,) = read["tables"]
+    assert (tried["phase"], tried["attempts"]) == ("Catchup", 3)
+    assert tried["error"]["reason"] == "the disk of the lake is full"
+    # It lags like any other that is followed.
+    assert tried["lag_bytes"] == 0x2000
+
+
 def test_a_pipeline_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status(log, code=2)
     err = capsys.readouterr().err
@@ -222,9 +250,6 @@ def test_the_pipeline_is_found_by_its_settings_file(
 def test_a_secret_in_an_error_is_not_shown(
     store: Store, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.cli.stored import an_error
-    from walflow.states import RetryKind
-
     error = an_error(RetryKind.MANUAL, reason="cannot reach postgresql://me:hunter2@db/x")
     put_table(store, 1, "public.orders", Phase.ERRORED, error=error)
     status(log)

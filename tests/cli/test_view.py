@@ -112,16 +112,45 @@ def test_the_copy_has_a_bar_and_never_says_100_percent_before_its_end() -> None:
     assert any("copying …" in line for line in lines)
 
 
-def test_of_many_tables_those_that_need_a_look_come_first() -> None:
+def names_in(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line.startswith(("s.", "z."))]
+
+
+def test_tables_keep_their_places() -> None:
+    def line_up(busy: str, failing: str) -> list[str]:
+        tables = [
+            failed(name, since=time.time())
+            if name == failing
+            else table(
+                name,
+                Phase.READY,
+                changes=1000,
+                changes_per_second=5000.0 if name == busy else 0.0,
+                lag_bytes=0,
+                lag_seconds=0.0,
+            )
+            for name in ("s.a", "s.b", "s.c", "s.d")
+        ]
+        return names_in(drawn(*tables, height=40))
+
+    assert line_up("s.c", "") == line_up("s.a", "s.d") == line_up("s.d", "s.b")
+    assert line_up("", "") == ["s.a", "s.b", "s.c", "s.d"]
+    # Of two that fail in turn, neither jumps over the other.
+    lines = drawn(failed("s.b", since=1.0), failed("s.a", since=2.0), height=40)
+    assert [line.split()[1] for line in lines if line.startswith("✗")] == ["s.a", "s.b"]
+
+
+def test_of_many_tables_those_that_need_a_look_are_shown() -> None:
     quiet = [
         table(f"s.t{number:02}", Phase.READY, lag_bytes=0, lag_seconds=0.0) for number in range(40)
     ]
-    busy = table("z.busy", Phase.READY, changes_per_second=500.0, lag_bytes=9, lag_seconds=0.1)
+    busy = table("z.busy", Phase.READY, changes=500, lag_bytes=9, lag_seconds=0.1)
     copying = table("z.copying", Phase.DATA_SYNC)
     lines = drawn(*quiet, busy, copying, failed("z.failed"), height=20)
     assert len(lines) <= 20
-    names = [line.split()[0] for line in lines if line.startswith(("s.", "z."))]
-    assert names[:4] == ["z.failed", "z.copying", "z.busy", "s.t00"]
+    names = names_in(lines)
+    assert names[-3:] == ["z.busy", "z.copying", "z.failed"]
+    assert names[:-3] == [f"s.t{number:02}" for number in range(len(names) - 3)]
     assert f"… and {43 - len(names)} more" in "\n".join(lines)
 
 
@@ -137,7 +166,7 @@ def test_a_table_that_was_set_aside_cannot_be_missed(width: int) -> None:
     )
     assert all(len(line.rstrip()) <= width for line in lines)
     crosses = [line.split()[1] for line in lines if line.startswith("✗")]
-    assert crosses == ["public.manual", "public.timed", "public.final"], "longest first"
+    assert crosses == ["public.final", "public.manual", "public.timed"]
     text = "\n".join(lines)
     assert "✗ public.timed was set aside: DestinationError: the lake is full" in text
     assert "  Free some space." in text
@@ -145,6 +174,16 @@ def test_a_table_that_was_set_aside_cannot_be_missed(width: int) -> None:
     assert "walflow resync public.final" in text
     assert "by itself in 9 min (" in text
     assert "4 tables · 3 set aside · " in text
+
+
+def test_one_that_is_tried_again_still_has_its_error() -> None:
+    error = failed("public.tried", RetryKind.TIMED).error
+    lines = drawn(table("public.tried", Phase.CATCHUP, error=error, attempts=2, lag_bytes=5))
+    text = "\n".join(lines)
+    assert "✗ public.tried failed: DestinationError: the lake is full" in text
+    assert "It is being tried again now." in text
+    assert "walflow retry" not in text
+    assert "1 table · 1 tried again · " in text
 
 
 def test_many_that_were_set_aside_leave_room_for_the_tables() -> None:

@@ -40,7 +40,7 @@ def destination(spark: SparkSession, warehouse: Path) -> Iterator[LakeDestinatio
     destination.shutdown()
 
 
-@pytest.fixture(params=["bridge", "sql"])
+@pytest.fixture(params=["bridge", pytest.param("sql", marks=pytest.mark.long)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With Iceberg's own API, and by SQL alone, as where there is no bridge to the JVM."""
     way: str = request.param

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from walflow.cli import walflow
 from walflow.config import Settings, load_settings
-from walflow.destinations import check_folder, open_destination, warehouse_of
+from walflow.destinations import check_folder, check_uri, open_destination, warehouse_of
 from walflow.destinations.base import TablesFailed
 from walflow.destinations.http import HttpDestination, HttpOptions
 from walflow.errors import BadUri, ConfigError, DestinationError, DestinationForeign
@@ -39,6 +39,149 @@ def test_what_is_no_folder_is_refused(tmp_path: Path, place: str) -> None:
 
 def test_a_folder_with_signs_of_uris_in_its_name() -> None:
     assert warehouse_of("iceberg:///data/50%25%20%231/lake") == Path("/data/50% #1/lake")
+
+
+FOREIGN = [
+    "iceberg:s3://bucket/lake",
+    "iceberg:s3a://bucket/lake",
+    "iceberg:///s3://bucket/lake",
+    "iceberg://s3://bucket/lake",
+    "iceberg:s3:/bucket/lake",
+    "iceberg:/s3%3A//bucket/lake",
+    "iceberg:///data/gs://bucket",
+    "delta:gs://bucket/lake",
+    "delta:abfss://container@account/lake",
+    "ICEBERG:S3://bucket/lake",
+    "iceberg+s3://bucket/lake",
+    "s3://bucket/lake",
+    "iceberg:file:///data/lake",
+    "iceberg://file:///data/lake",
+    "iceberg:///file:/data/lake",
+    "file:///data/lake",
+    "file:/data/lake",
+    "/data/lake",
+    "lake",
+    "",
+    "iceberg:lake",
+    "iceberg:./lake",
+    "delta:lake/tables",
+    "iceberg://lake/tables",
+    "iceberg://[lake",
+    "iceberg:",
+    "iceberg://",
+    "iceberg:C:\\data\\lake",
+    "iceberg:C:/data/lake",
+    "iceberg:///C:/data/lake",
+    "C:\\data\\lake",
+    "iceberg:///lake?warehouse=s3://bucket",
+]
+
+
+@pytest.mark.parametrize("uri", FOREIGN)
+def test_what_names_no_folder_of_this_machine_is_refused(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadUri) as refused:
+        open_destination(settings_of(uri), "", spark=ANY_SESSION)
+    assert list(tmp_path.iterdir()) == []
+    told = refused.value.hint
+    assert "iceberg:///" in told or "delta:///" in told
+    if "bucket" in uri or "container" in uri:
+        assert "destination.options" in told
+    if "file:" in uri:
+        assert "s3:" not in told
+
+
+def test_the_folder_that_was_meant_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for uri, meant in (
+        ("delta:lake", f"delta://{tmp_path}/lake"),
+        ("iceberg:file:///data/lake", "iceberg:///data/lake"),
+    ):
+        with pytest.raises(BadUri) as refused:
+            warehouse_of(uri)
+        assert meant in refused.value.hint
+
+
+def test_secrets_of_a_wrong_uri_are_not_told() -> None:
+    for uri in ("iceberg:s3://me:hunter2@bucket/lake", "lake+s3://me:hunter2@bucket/lake"):
+        with pytest.raises(BadUri) as refused:
+            check_uri(uri)
+        assert "hunter2" not in refused.value.message + refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("iceberg:///data/lake", "/data/lake"),
+        ("iceberg:/data/lake", "/data/lake"),
+        ("delta:////data//lake/", "/data/lake"),
+        ("Iceberg:///data/a:b/2024:01", "/data/a:b/2024:01"),
+    ],
+)
+def test_folders_that_are_named(uri: str, folder: str) -> None:
+    check_uri(uri)
+    assert str(warehouse_of(uri)) == folder
+
+
+def run_command(*arguments: str | Path, **environment: str) -> BaseException | None:
+    # Nobody listens there: who asks the source first would say so.
+    invoked = CliRunner(env={"WALFLOW_SOURCE__URI": "postgresql://me@127.0.0.1:9/x", **environment})
+    return invoked.invoke(walflow, [str(argument) for argument in arguments]).exception
+
+
+@pytest.mark.parametrize("uri", ["iceberg:s3://bucket/lake", "iceberg+s3://bucket/lake"])
+def test_commands_refuse_it_first_wherever_it_is_said(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(f"destination: {{uri: '{uri}'}}\n")
+    log = ("--log", tmp_path / "log")
+    for error in (
+        run_command("run", "--to", uri, *log),
+        run_command("run", file, *log),
+        run_command("run", *log, WALFLOW_DESTINATION__URI=uri),
+        run_command("init", "other.yaml", "--to", uri),
+        run_command("init", "other.yaml", WALFLOW_DESTINATION__URI=uri),
+    ):
+        assert isinstance(error, BadUri)
+        assert "destination.options" in error.hint
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "folder", ["s3://bucket/log", "file:///data/log", "S3:/bucket", "a/gs://b", "C:\\log", "C:/log"]
+)
+def test_a_log_folder_that_is_none_is_refused(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(f"log: {{folder: '{folder}'}}\n")
+    to = ("--to", f"iceberg://{tmp_path}/lake")
+    for error in (
+        run_command("run", *to, "--log", folder),
+        run_command("run", *to, WALFLOW_LOG__FOLDER=folder),
+        run_command("run", *to, file),
+        run_command("status", "--log", folder),
+        run_command("check", *to, "--log", folder),
+    ):
+        assert isinstance(error, ConfigError)
+        assert "log.folder" in error.message
+        assert "must be a path of this machine" in error.message
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_demo_makes_no_folder_of_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = run_command("demo", "--folder", "s3://bucket/demo")
+    assert isinstance(error, ConfigError)
+    assert "not a folder of this machine" in error.message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tables_failed_can_be_tried_again() -> None:

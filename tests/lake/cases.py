@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.lake.equality import ALL_ROWS, CURRENT, NOT_DELETED, TOLD_LAST
 
-__all__ = ["BETWEEN", "CASES", "TOLD", "Case", "Statements"]
+__all__ = ["BETWEEN", "GROUPS", "TOLD", "Case", "Statements"]
 
 Statements = tuple[str | tuple[str, ...], ...]
 
@@ -550,7 +550,11 @@ FORMS = (
     ),
 )  # fmt: skip
 
-CASES: tuple[Case, ...] = (*NET_CHANGES, *MODES, *FORMS)
+GROUPS: Mapping[str, tuple[Case, ...]] = {
+    "net changes": NET_CHANGES,
+    "modes": MODES,
+    "forms": FORMS,
+}
 
 TOLD = ("soft", "versions", "history", "soft_keyless")
 """Tables of which each change is noted in the source, too; they have columns id and v."""

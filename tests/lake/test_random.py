@@ -50,6 +50,7 @@ FAILPOINTS = (
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("lake_format", ["iceberg", pytest.param("delta", marks=pytest.mark.long)])
 def test_at_random(
     spark: SparkSession,
     database: Database,

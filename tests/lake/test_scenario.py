@@ -1,11 +1,12 @@
-"""Whole pipelines from a source to a lake: every case there is, each with a table of its own."""
+"""Whole pipelines from a source to a lake: every case there is, each with a table of its own, in
+groups that go through a pipeline together."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,10 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.conftest import Database
-from tests.lake.cases import BETWEEN, CASES, TOLD, Case, Statements
+from tests.lake.cases import BETWEEN, GROUPS, TOLD, Case, Statements
 from tests.lake.equality import Lake, Sought, assert_equal, differences
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import catch_up, phase_of, running, settings_for, state_of
+from tests.pipeline.running import WAIT, catch_up, phase_of, running, settings_for, state_of
 from walflow.config import Settings
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
-
-WAIT = 400
-"""There are many tables."""
 
 # What happens to a table with a key is noted as its history has it: a change of key is two changes.
 TELL = """
@@ -63,60 +61,78 @@ WHERE kind <> 'delete' AND NOT EXISTS (
 """How many versions of rows a reader of the source could have seen."""
 
 
+@pytest.mark.parametrize(
+    ("lake_format", "group"),
+    [
+        *(("iceberg", group) for group in GROUPS),
+        ("delta", "net changes"),
+        # Delta's own part in these is small, and it takes its time.
+        *(pytest.param("delta", group, marks=pytest.mark.long) for group in ("modes", "forms")),
+    ],
+)
 def test_every_case(
-    spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
+    spark: SparkSession, database: Database, tmp_path: Path, lake_format: str, group: str
 ) -> None:
+    cases = GROUPS[group]
     settings = settings_for(
         database,
         tmp_path,
         destination__uri=f"{lake_format}://{tmp_path}/lake",
-        apply__tables=json.dumps({f"public.{c.table}": c.plan for c in CASES if c.plan}),
+        apply__tables=json.dumps({f"public.{c.table}": c.plan for c in cases if c.plan}),
         apply__fold_seconds=1,
         # What fails is not tried again: nothing may fail.
         table_error_retry_max_attempts=0,
     )
-    for case in CASES:
+    for case in cases:
         execute(database, (f"CREATE TABLE {case.table} ({case.columns})", *case.copied))
-    listed = ", ".join(case.table for case in CASES)
+    listed = ", ".join(case.table for case in cases)
     database.execute(f"CREATE PUBLICATION walflow FOR TABLE {listed}")
     lake = Lake(spark, settings)
 
-    copy_all_but_one(settings, spark)
-    begin_to_tell(database)
+    between = next((case.table for case in cases if case.table == BETWEEN), None)
+    told = [case.table for case in cases if case.table in TOLD]
+    copy_all(settings, spark, cases)
+    begin_to_tell(database, told)
 
-    for case in CASES:
+    for case in cases:
         execute(database, case.backlog)
     with running(settings, spark, caught_up=False) as pipeline:
-        pipeline.retry(TableName("public", BETWEEN))
-        wait_ready(pipeline, (case.table for case in CASES))
+        if between is not None:
+            pipeline.retry(TableName("public", between))
+        wait_ready(pipeline, (case.table for case in cases))
         catch_up(pipeline)
-        assert_equal(database, lake, map(sought, CASES))
-        check_told(database, lake)
-        copied = {case.table: times_of(pipeline, case.table) for case in CASES}
+        assert_equal(database, lake, map(sought, cases))
+        if told:
+            check_told(database, lake)
+        copied = {case.table: times_of(pipeline, case.table) for case in cases}
 
-        for case in CASES:
+        for case in cases:
             execute(database, case.live)
         catch_up(pipeline)
-        wait_ready(pipeline, (case.becomes or case.table for case in CASES))
-        wait_equal(pipeline, database, lake)
-        check_told(database, lake)
-        for case in CASES:
+        wait_ready(pipeline, (case.becomes or case.table for case in cases))
+        wait_equal(pipeline, database, lake, cases)
+        if told:
+            check_told(database, lake)
+        for case in cases:
             if not case.copied_again and case.becomes is None:
                 assert times_of(pipeline, case.table) == copied[case.table], case.table
 
 
-def copy_all_but_one(settings: Settings, spark: SparkSession) -> None:
+def copy_all(settings: Settings, spark: SparkSession, cases: Iterable[Case]) -> None:
     """Copy the tables; the copy of one is read, and handed over only by the next run."""
     set_failpoints(f"sync.finished_copy[public.{BETWEEN}]=raise")
     with running(settings, spark, caught_up=False) as pipeline:
-        wait_ready(pipeline, (case.table for case in CASES if case.table != BETWEEN))
-        wait_for(lambda: phase_of(pipeline, BETWEEN) is Phase.ERRORED, WAIT, BETWEEN)
+        for case in cases:
+            if case.table == BETWEEN:
+                wait_for(lambda: phase_of(pipeline, BETWEEN) is Phase.ERRORED, WAIT, BETWEEN)
+            else:
+                wait_ready(pipeline, [case.table])
     set_failpoints("")
 
 
-def begin_to_tell(database: Database) -> None:
+def begin_to_tell(database: Database, tables: Iterable[str]) -> None:
     database.execute(MAKE_TOLD, TELL)
-    for table in TOLD:
+    for table in tables:
         database.execute(
             f"INSERT INTO told (t, kind, id, v) SELECT '{table}', 'copy', id, v FROM {table}",
             f"CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE ON {table}"
@@ -155,18 +171,18 @@ def check_told(database: Database, lake: Lake) -> None:
     assert overlapping == []
 
 
-def wait_equal(pipeline: Pipeline, database: Database, lake: Lake) -> None:
+def wait_equal(pipeline: Pipeline, database: Database, lake: Lake, cases: Sequence[Case]) -> None:
     """What was done to a form alone is seen a little later."""
     deadline = time.monotonic() + WAIT
-    while found := differences_now(database, lake):
+    while found := differences_now(database, lake, cases):
         pipeline.check()
         assert time.monotonic() < deadline, found
         time.sleep(0.5)
 
 
-def differences_now(database: Database, lake: Lake) -> dict[str, str]:
+def differences_now(database: Database, lake: Lake, cases: Iterable[Case]) -> dict[str, str]:
     try:
-        return differences(database, lake, map(sought_at_last, CASES))
+        return differences(database, lake, map(sought_at_last, cases))
     except PySparkException as error:
         # So Spark says that a table has got another form since it has looked at the query.
         return {"some table": str(error)}

@@ -3,7 +3,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +115,50 @@ def test_a_logger_made_before_configuring_follows() -> None:
     logs.configure(json=True, stream=stream)
     log.info("late")
     assert json_lines(stream)[0]["event"] == "late"
+
+
+FROM_PYTHON = """
+import structlog
+from walflow import Pipeline, WalflowError
+{before}
+log = structlog.get_logger("walflow.before")
+pipeline = Pipeline({{
+    "source.uri": "postgresql://me@127.0.0.1:9/x",
+    "destination.uri": "iceberg:///lake",
+    "log.folder": {folder!r},
+    "store.uri": "memory:",
+}})
+try:
+    pipeline.start()
+except WalflowError as error:
+    log.debug("debug")
+    log.info("info")
+    log.warning("failed", error=error)
+"""
+
+
+def run_from_python(folder: Path, before: str = "") -> tuple[str, str]:
+    program = FROM_PYTHON.format(folder=str(folder / "log"), before=before)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    return ran.stdout, ran.stderr
+
+
+def test_from_python_only_warnings_are_told_and_on_stderr(tmp_path: Path) -> None:
+    out, err = run_from_python(tmp_path)
+    assert out == ""
+    (line,) = err.splitlines()
+    assert "failed" in line
+    assert "error_code=CannotConnect" in line
+    assert "hint=" in line
+
+
+def test_from_python_who_asks_for_more_gets_it(tmp_path: Path) -> None:
+    ours = "from walflow.observe import logs\nlogs.configure(level='debug', json=True)"
+    out, err = run_from_python(tmp_path, ours)
+    assert out == ""
+    assert [json.loads(line)["level"] for line in err.splitlines()] == ["debug", "info", "warning"]
+    theirs = "structlog.configure(processors=[structlog.processors.JSONRenderer()])"
+    out, err = run_from_python(tmp_path, theirs)
+    assert (len(out.splitlines()), err) == (3, "")

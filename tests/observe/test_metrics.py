@@ -34,6 +34,7 @@ NAMES = [
     "worker_errors_total",
     "memory_backpressure",
     "tables_total",
+    "tables_failing",
     "pipeline_active",
     "pipeline_starts_total",
     "pipeline_stops_total",

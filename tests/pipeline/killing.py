@@ -46,8 +46,7 @@ __all__ = [
 KILLED = -9
 _RUN_SECONDS = 240
 _END_SECONDS = 90
-_LEASE_SECONDS = 10
-"""If the lease holds for longer, the next process finds it held, also on a slow machine."""
+_LEASE_SECONDS = 3600.0
 
 Line = dict[str, Any]
 Rows = Counter[tuple[Any, ...]]
@@ -222,7 +221,7 @@ class Killable:
             *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
             *more,
         ]
-        held = self._lease_seconds() > _LEASE_SECONDS
+        held = self._prolong_lease()
         with ended(self.room.start(*arguments)) as process:
             run = Process(process)
             yield run
@@ -274,12 +273,19 @@ class Killable:
         said: dict[str, Any] = json.loads(out.getvalue())
         return said
 
-    def _lease_seconds(self) -> float:
-        """For how long the lease of a process that has died would still hold."""
+    def _prolong_lease(self) -> bool:
+        """Let the lease of a process that has died, if there is one, hold for so long that the next
+        process finds it held, however slow the machine is."""
         if not (self.log / "state.db").exists():
-            return 0.0
-        holder = self.status()["holder"]
-        return 0.0 if holder is None else float(holder["lease_seconds_left"])
+            return False
+        store = open_store(self.settings)
+        try:
+            lease = store.get_lease()
+            if lease is not None:
+                store.acquire_lease(lease.holder, _LEASE_SECONDS)
+            return lease is not None
+        finally:
+            store.close()
 
     def phases(self) -> dict[str, str]:
         """As the store has them, by table."""

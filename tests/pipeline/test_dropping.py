@@ -37,9 +37,10 @@ from walflow.pipeline.dropping import (
     find_remains,
     remove_leftovers,
 )
+from walflow.pipeline.known import remember
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.source.publication import create_publication
-from walflow.states import TableReplicationState
+from walflow.states import RetryKind, RetryPolicy, TableError, TableReplicationState
 from walflow.stores import open_store
 from walflow.stores.base import Store
 
@@ -78,7 +79,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 def make(database: Database, settings: Settings, *, tables: tuple[TableSchema, ...] = ()) -> None:
     """What a pipeline makes, without running it."""
     with database.connect() as connection:
-        create_publication(connection, settings.source.publication, (), pipeline=settings.name)
+        create_publication(connection, settings.publication, (), pipeline=settings.name)
         connection.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [settings.slot]
         )
@@ -136,6 +137,44 @@ def test_all_that_it_made_goes_and_nothing_else(
     with closing(open_store(other)) as store:
         assert len(store.get_table_replication_states()) == 1
         assert find(other, store).log == other.log_folder
+
+
+def test_a_publication_that_others_read_stays(database: Database, tmp_path: Path) -> None:
+    """Before each pipeline had its own, all had the one named walflow, whoever made it."""
+    shop, bi = (
+        settings_of(database, tmp_path, name).with_publication("walflow") for name in ("shop", "bi")
+    )
+    make(database, shop)
+    make(database, bi)
+    # What a start notes.
+    remember(bi, f"{system_id(database)}/{database.name}")
+    with closing(open_store(shop)) as store:
+        found = find(shop, store)
+        assert (found.publication, found.shared, found.users) == (None, "walflow", (bi.slot,))
+        drop_pipeline(shop, store, found)
+    assert database.execute(PUBLICATIONS) == [("walflow",)]
+    assert database.execute(SLOTS) == [(bi.slot,)]
+
+
+def test_tables_that_were_found_to_be_anothers_are_not_listed_for_removal(
+    database: Database, settings: Settings
+) -> None:
+    table = TableSchema(1, TableName("public", "t"), COLUMNS, ("id",))
+    make(database, settings, tables=(table,))
+    with closing(open_store(settings)) as store:
+        store.store_table_schema(table)
+        assert find_remains(settings, store).tables == (table,)
+        error = TableError(
+            "DestinationForeign",
+            "the table t exists and belongs to the pipeline 'default'",
+            "",
+            RetryPolicy(RetryKind.MANUAL),
+            Phase.DATA_SYNC,
+        )
+        state = TableReplicationState(table.name, Phase.ERRORED, since=time.time(), error=error)
+        store.update_table_replication_state(1, state)
+        found = find_remains(settings, store)
+    assert (found.tables, found.stays) == ((), ((table.name, error.reason),))
 
 
 def test_a_publication_that_somebody_else_made_stays(

@@ -15,6 +15,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import find, named, on_shelf, wait_phase
 from tests.pipeline.running import HOLD, WAIT, running, settings_for
 from tests.pipeline.shelf import FollowingShelf, RenamingShelf, Shelf
+from walflow.config import Settings
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.failpoints import set_failpoints
@@ -305,31 +306,22 @@ class Hindered(RenamingShelf):
             raise Impossible("there is no such table here", hint="try another")
 
 
-def test_forms_that_meet_with_hindrance(
-    spark: SparkSession, database: Database, tmp_path: Path
-) -> None:
-    tables = (
-        *("rekeyed", "rekeyed_at_once", "trusted", "vacuumed", "not_followed", "impossible"),
-        "interrupted",
-        *("raised_before", "raised_after", "killed", "moving", "refused"),
-    )
-    make(database, *tables)
-    publish(database)
-    settings = settings_for(
+@pytest.fixture
+def trusting(database: Database, tmp_path: Path) -> Settings:
+    """What rewrites the rows is followed; what fails is tried again, and again."""
+    return settings_for(
         database, tmp_path, apply__on_rewrite="trust", table_error_retry_max_attempts=50
     )
-    shelf, go_on = Hindered(), threading.Event()
-    set_failpoints(
-        "evolve.change[public.raised_before]@1=raise; evolve.changed[public.raised_after]@1=raise;"
-        " evolve.change[public.killed]@1=raise; evolve.changed[public.killed]=raise;"
-        " apply.write[public.interrupted]@1=raise"
-    )
-    with running(settings, spark, destination=shelf) as pipeline:
+
+
+def test_keys_and_rewrites(spark: SparkSession, database: Database, trusting: Settings) -> None:
+    make(database, "rekeyed", "rekeyed_at_once", "trusted", "vacuumed")
+    publish(database)
+    shelf, go_on = FollowingShelf(), threading.Event()
+    once = ("rekeyed", "trusted", "vacuumed")
+    with running(trusting, spark, destination=shelf) as pipeline:
         files = wait_phase(pipeline, "vacuumed", Phase.READY).schema.filenodes
         shelf.before_round = lambda table: hold(go_on) if table == named("rekeyed") else None
-        shelf.before_copy = lambda table: hold(go_on) if table == named("late") else None
-        make(database, "late")
-        wait_phase(pipeline, "late", Phase.FINISHED_COPY)
         database.execute(
             "VACUUM FULL vacuumed",
             "UPDATE rekeyed SET v = 'before' WHERE id = 1",
@@ -339,28 +331,6 @@ def test_forms_that_meet_with_hindrance(
             " ADD PRIMARY KEY (v); UPDATE rekeyed_at_once SET id = 7 WHERE v = 'before'; COMMIT",
             "ALTER TABLE trusted ALTER COLUMN id TYPE bigint",
             "UPDATE trusted SET v = 'wider' WHERE id = 1",
-            *(
-                f"ALTER TABLE {table} ADD COLUMN n int DEFAULT 3"
-                for table in ("not_followed", "impossible", "raised_before", "raised_after")
-            ),
-            # The table has its new form already, when both come again.
-            "BEGIN; UPDATE interrupted SET v = 'before' WHERE id < 3;"
-            " ALTER TABLE interrupted ADD COLUMN n int DEFAULT 3;"
-            " UPDATE interrupted SET n = 4 WHERE id = 1; COMMIT",
-            "ALTER TABLE killed RENAME COLUMN v TO w",
-            "UPDATE killed SET w = 'under the second name' WHERE id = 2",
-            *(
-                f"INSERT INTO {table} VALUES (10, 'ten', 10)"
-                for table in ("impossible", "raised_before", "raised_after")
-            ),
-            "ALTER TABLE moving RENAME TO moved",
-            "UPDATE moved SET v = 'under another name' WHERE id = 1",
-            "ALTER TABLE refused RENAME TO refused_since",
-            "UPDATE late SET v = 'before' WHERE id = 1",
-            "ALTER TABLE late ADD COLUMN n int DEFAULT 3",
-            "UPDATE late SET v = 'after' WHERE id = 2",
-            "ALTER TABLE late DROP COLUMN v",
-            "DELETE FROM late WHERE id = 3",
         )
         wait_until_logged(pipeline)
         # Rows that are told apart in different ways do not go into one round.
@@ -374,21 +344,61 @@ def test_forms_that_meet_with_hindrance(
             pipeline.check,
         )
         database.execute("ALTER TABLE vacuumed ADD COLUMN n int")
-        once = (
-            "interrupted",
-            "rekeyed",
-            "trusted",
-            "vacuumed",
-            "raised_before",
-            "raised_after",
-            "late",
+        assert_followed(pipeline, shelf, database, once)
+        assert_followed(pipeline, shelf, database, {"rekeyed_at_once": 2})
+    with running(trusting, spark, destination=shelf) as pipeline:
+        assert_followed(pipeline, shelf, database, once)
+
+
+def test_a_form_that_changes_while_the_copy_is_handed_over(
+    spark: SparkSession, database: Database, trusting: Settings
+) -> None:
+    publish(database)
+    shelf, go_on = FollowingShelf(), threading.Event()
+    with running(trusting, spark, destination=shelf) as pipeline:
+        shelf.before_copy = lambda table: hold(go_on)
+        make(database, "late")
+        wait_phase(pipeline, "late", Phase.FINISHED_COPY)
+        database.execute(
+            "UPDATE late SET v = 'before' WHERE id = 1",
+            "ALTER TABLE late ADD COLUMN n int DEFAULT 3",
+            "UPDATE late SET v = 'after' WHERE id = 2",
+            "ALTER TABLE late DROP COLUMN v",
+            "DELETE FROM late WHERE id = 3",
+        )
+        wait_until_logged(pipeline)
+        go_on.set()
+        assert_followed(pipeline, shelf, database, ("late",))
+    with running(trusting, spark, destination=shelf) as pipeline:
+        assert_followed(pipeline, shelf, database, ("late",))
+
+
+def test_forms_that_meet_with_failures(
+    spark: SparkSession, database: Database, trusting: Settings
+) -> None:
+    given = ("not_followed", "impossible", "raised_before", "raised_after")
+    make(database, *given, "interrupted", "killed")
+    publish(database)
+    shelf = Hindered()
+    once = ("interrupted", "raised_before", "raised_after")
+    set_failpoints(
+        "evolve.change[public.raised_before]@1=raise; evolve.changed[public.raised_after]@1=raise;"
+        " evolve.change[public.killed]@1=raise; evolve.changed[public.killed]=raise;"
+        " apply.write[public.interrupted]@1=raise"
+    )
+    with running(trusting, spark, destination=shelf) as pipeline:
+        database.execute(
+            *(f"ALTER TABLE {table} ADD COLUMN n int DEFAULT 3" for table in given),
+            # The table has its new form already, when both come again.
+            "BEGIN; UPDATE interrupted SET v = 'before' WHERE id < 3;"
+            " ALTER TABLE interrupted ADD COLUMN n int DEFAULT 3;"
+            " UPDATE interrupted SET n = 4 WHERE id = 1; COMMIT",
+            "ALTER TABLE killed RENAME COLUMN v TO w",
+            "UPDATE killed SET w = 'under the second name' WHERE id = 2",
+            *(f"INSERT INTO {table} VALUES (10, 'ten', 10)" for table in given[1:]),
         )
         assert_followed(pipeline, shelf, database, once)
-        assert_followed(
-            pipeline, shelf, database, dict.fromkeys(("rekeyed_at_once", "not_followed"), 2)
-        )
-        assert_followed(pipeline, shelf, database, {"moved": 0, "refused_since": 1})
-        assert find(pipeline, "moving") is None
+        assert_followed(pipeline, shelf, database, {"not_followed": 2})
         impossible = wait_phase(pipeline, "impossible", Phase.ERRORED)
         assert impossible.error is not None
         assert impossible.error.hint == "try another"
@@ -404,6 +414,23 @@ def test_forms_that_meet_with_hindrance(
         "ALTER TABLE killed RENAME COLUMN w TO x",
         "UPDATE killed SET x = 'under the third name' WHERE id = 3",
     )
-    with running(settings, spark, destination=shelf) as pipeline:
+    with running(trusting, spark, destination=shelf) as pipeline:
         assert_followed(pipeline, shelf, database, (*once, "killed"))
+
+
+def test_names_that_the_destination_follows_or_refuses(
+    spark: SparkSession, database: Database, trusting: Settings
+) -> None:
+    make(database, "moving", "refused")
+    publish(database)
+    shelf = Hindered()
+    with running(trusting, spark, destination=shelf) as pipeline:
+        database.execute(
+            "ALTER TABLE moving RENAME TO moved",
+            "UPDATE moved SET v = 'under another name' WHERE id = 1",
+            "ALTER TABLE refused RENAME TO refused_since",
+        )
+        assert_followed(pipeline, shelf, database, {"moved": 0, "refused_since": 1})
+        assert find(pipeline, "moving") is None
+    with running(trusting, spark, destination=shelf) as pipeline:
         assert_followed(pipeline, shelf, database, {"moved": 0})

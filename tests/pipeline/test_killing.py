@@ -85,6 +85,18 @@ class Chain:
         print(f"{failpoint}: killed after {process.seconds:.1f} s, {table or 'nothing'} is {phase}")
 
 
+def test_in_a_copy_and_in_a_batch(spark: SparkSession, pipeline: Killable) -> None:
+    chain = Chain(pipeline)
+    with Writers(pipeline.database, seed=1):
+        chain.kill("copy.range[public.docs]@8", "DataSync")
+        assert len(pipeline.finished_ranges("docs")) == 8
+        chain.kill("apply.written[public.docs]", "Catchup")
+        pipeline.database.execute(PUBLISH_LATE)
+    pipeline.catch_up()
+    assert_equal(spark, pipeline)
+
+
+@pytest.mark.long
 def test_in_every_phase(spark: SparkSession, pipeline: Killable) -> None:
     chain = Chain(pipeline)
     with Writers(pipeline.database, seed=1) as writers:
@@ -141,6 +153,7 @@ def kill_at_every_move(pipeline: Killable, chain: Chain) -> None:
         chain.kill(f"moved.{after.name.lower()}[public.docs]", after)
 
 
+@pytest.mark.long
 def test_at_random(spark: SparkSession, pipeline: Killable) -> None:
     kills = int(os.environ.get("WALFLOW_TEST_KILLS", "2"))
     seed = int(os.environ.get("WALFLOW_TEST_SEED", "1"))

@@ -26,9 +26,12 @@ from tests.pipeline.running import (
     state_of,
 )
 from tests.pipeline.shelf import PositionedShelf, Shelf
+from walflow.cli.opening import opened_store
+from walflow.cli.overview import read_overview
 from walflow.config import Settings
 from walflow.errors import DestinationError, TablesSetAside
 from walflow.model import Lsn, Phase, TableName
+from walflow.observe.metrics import Metrics
 from walflow.pipeline.tables import TableState
 from walflow.states import RetryKind
 
@@ -227,13 +230,21 @@ def test_a_table_that_fails_is_set_aside_and_comes_back(
     # However long the other table takes, it is not the last attempt.
     settings = settings_for(database, tmp_path, table_error_retry_max_attempts=50)
     shelf, broken = PositionedShelf(), threading.Event()
+    hold, held, go_on = threading.Event(), threading.Event(), threading.Event()
+    metrics = Metrics()
+
+    def failing() -> float | None:
+        return metrics.registry.get_sample_value("etl_tables_failing", {"pipeline": "test"})
 
     def refuse(table: TableName) -> None:
         if table == A and broken.is_set():
+            if hold.is_set():
+                held.set()
+                assert go_on.wait(HOLD)
             raise DestinationError("the shelf of a is full", hint="make room")
 
     shelf.before_round = refuse
-    with running(settings, spark, destination=shelf) as pipeline:
+    with running(settings, spark, destination=shelf, metrics=metrics) as pipeline:
         broken.set()
         database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
         failed: list[TableState] = []
@@ -251,13 +262,30 @@ def test_a_table_that_fails_is_set_aside_and_comes_back(
         database.execute("UPDATE b SET v = 'still in time'")
         wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
         wait_for(lambda: (state_of(pipeline, "a") or pytest.fail("gone")).attempts >= 2, WAIT)
+        # While it is tried again, whoever looks sees that something is wrong.
+        hold.set()
+        assert held.wait(WAIT)
+        tried = state_of(pipeline, "a")
+        assert tried is not None
+        assert (tried.phase, tried.attempts >= 2) == (Phase.CATCHUP, True)
+        with opened_store(settings) as store:
+            overview = read_overview(store, "test", time.time())
+        assert [str(table.name) for table in overview.failing] == ["public.a"]
+        assert overview.set_aside == ()
+        (stored,) = overview.errors_only().tables
+        assert stored.state.error is not None
+        assert stored.state.error.reason == "the shelf of a is full"
+        assert stored.state.attempts == tried.attempts
+        wait_for(lambda: failing() == 1, WAIT)
         broken.clear()
+        go_on.set()
         catch_up(pipeline)
         assert_equal(shelf, database, "a", "b")
         wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
         state = state_of(pipeline, "a")
         assert state is not None
-        assert state.attempts == 0
+        assert (state.attempts, state.error) == (0, None)
+        wait_for(lambda: failing() == 0, WAIT)
     assert shelf.copies == {A: 1, B: 1}
 
 

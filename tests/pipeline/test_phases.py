@@ -12,6 +12,7 @@ from walflow.errors import (
     DestinationError,
     DestinationForeign,
     IllegalMove,
+    NoSelectRight,
     NothingToRollBack,
     StoreError,
     TablesSetAside,
@@ -21,7 +22,7 @@ from walflow.pipeline.phases import MOVES, check_move, resumed
 from walflow.pipeline.retrying import Retries, is_of_the_source
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import Tables, TableState
-from walflow.states import RetryKind, TableReplicationState
+from walflow.states import RetryKind, TableReplicationState, stands_at
 from walflow.stores.memory import MemoryStore
 
 NAME = TableName("public", "t")
@@ -132,8 +133,40 @@ def test_a_retry_goes_on_where_the_table_failed(failed_in: Phase, goes_on_in: Ph
     assert failed.error.phase is failed_in
     state = tables.retry(1)
     assert state.phase is goes_on_in is resumed(failed_in)
-    assert state.error is None
     assert state.position == Lsn(77)
+    assert not state.waits_for_operator
+
+
+def test_a_table_that_is_tried_again_keeps_its_error_and_its_failures_in_the_store_too() -> None:
+    store = MemoryStore("p")
+    tables = new_tables(store, max_attempts=1)
+    go(tables, Phase.READY)
+    for failures in (1, 2):
+        tables.fail(1, DestinationError("no space", hint="make some"))
+        tables.retry(1)
+        state, stored = tables.get(1), store.get_table_replication_state(1)
+        assert state is not None
+        assert stored is not None
+        for kept in (state, TableReplicationState.from_dict(stored.to_dict())):
+            assert (kept.phase, kept.attempts) == (Phase.CATCHUP, failures)
+            assert kept.error is not None
+            assert (kept.error.reason, kept.error.hint) == ("no space", "make some")
+            assert stands_at(kept) is Phase.CATCHUP
+        # But it is at work, whatever the error says of further attempts.
+        assert state.set_aside is None
+        assert not state.waits_for_operator
+    tables.give_up_changes(1, "not of one that is at work")
+    again = tables.start_over(1)
+    assert again.error is not None
+    assert again.error.hint == "make some"
+    assert again.attempts == 2
+
+
+def test_what_is_known_to_be_mended_is_forgotten() -> None:
+    tables = new_tables()
+    tables.fail(1, NoSelectRight("may not read"))
+    state = tables.retry(1, mended=True)
+    assert (state.phase, state.error, state.attempts) == (Phase.DATA_SYNC, None, 0)
 
 
 def test_the_attempts_are_timed_grow_and_end_with_the_operator() -> None:

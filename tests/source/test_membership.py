@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import psycopg
 import pytest
 
 from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.source.catalog import published_tables
 from walflow.source.connection import connect
-from walflow.states import Membership
+from walflow.source.watch import publication_fingerprint
+from walflow.states import Gap, Membership
 
 PARTITIONED = (
     "CREATE TABLE p (id int, k int, x text, PRIMARY KEY (id, k)) PARTITION BY RANGE (id)",
@@ -254,6 +256,138 @@ def test_unlogged_tables_are_not_published(any_database: Database) -> None:
     )
     with connect(any_database.uri, application_name="t") as connection:
         assert published_tables(connection, "walflow", TypeSettings()) == []
+
+
+UNLOGGED_MEANWHILE = (
+    "ALTER TABLE {t} SET UNLOGGED",
+    "DELETE FROM {t}",
+    "ALTER TABLE {t} SET LOGGED",
+)
+
+
+def test_tables_that_were_unlogged_for_a_time(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, x text)",
+        "CREATE TABLE narrow (id int PRIMARY KEY)",
+        "CREATE TABLE p (id int, x text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES WITH (publish_via_partition_root)",
+    )
+    upkeep = ("VACUUM FULL {t}", "TRUNCATE {t}", "CLUSTER {t} USING {t}_pkey", "VACUUM {t}")
+    assert continues(any_database, "t", *(sql.format(t="t") for sql in upkeep))
+    assert continues(any_database, "p", "VACUUM FULL p1", "TRUNCATE p")
+    for table, relation in (("t", "t"), ("narrow", "narrow"), ("p", "p1")):
+        statements = [sql.format(t=relation) for sql in UNLOGGED_MEANWHILE]
+        assert not continues(any_database, table, *statements), table
+        assert not continues(any_database, table, in_one_transaction(*statements)), table
+    # A partition that nobody had seen, and that brings rows which were not logged.
+    made = "CREATE UNLOGGED TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)"
+    statements = [made, "INSERT INTO p VALUES (11, 'x')", "ALTER TABLE p2 SET LOGGED"]
+    assert not continues(any_database, "p", *statements)
+
+
+def test_a_table_that_is_named_cannot_have_been_unlogged(any_database: Database) -> None:
+    any_database.execute(
+        "CREATE TABLE narrow (id int PRIMARY KEY)",
+        "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION walflow FOR TABLE narrow, p WITH (publish_via_partition_root)",
+    )
+    with any_database.connect() as connection, pytest.raises(psycopg.Error, match="publication"):
+        connection.execute("ALTER TABLE narrow SET UNLOGGED")
+    assert continues(any_database, "narrow", "VACUUM FULL narrow", "TRUNCATE narrow")
+    # Its partitions are not named.
+    statements = [sql.format(t="p1") for sql in UNLOGGED_MEANWHILE]
+    assert not continues(any_database, "p", *statements)
+
+
+TYPES = (
+    "CREATE TYPE mood AS ENUM ('low', 'high')",
+    "CREATE TYPE pair AS (a int, feels mood)",
+    "CREATE DOMAIN some_pair AS pair",
+    "CREATE TYPE span AS RANGE (subtype = mood)",
+    "CREATE TYPE outer_pair AS (inside some_pair[], n int)",
+    "CREATE TYPE elsewhere AS (a int)",
+    "CREATE TABLE row_of (a int, b text)",
+    "CREATE TABLE a_mood (id int PRIMARY KEY, v mood)",
+    "CREATE TABLE moods (id int PRIMARY KEY, v mood[])",
+    "CREATE TABLE a_pair (id int PRIMARY KEY, v pair)",
+    "CREATE TABLE outers (id int PRIMARY KEY, v outer_pair)",
+    "CREATE TABLE a_span (id int PRIMARY KEY, v span)",
+    "CREATE TABLE a_row (id int PRIMARY KEY, v row_of)",
+    "CREATE PUBLICATION walflow FOR ALL TABLES",
+)
+ALTERED: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "labels that are new": (
+        (
+            "ALTER TYPE mood ADD VALUE 'middle' BEFORE 'high'",
+            "ALTER TYPE mood ADD VALUE 'none'",
+        ),
+        set(),
+    ),
+    "names": (
+        (
+            "ALTER TYPE pair RENAME ATTRIBUTE a TO b",
+            "ALTER TYPE elsewhere RENAME TO anywhere",
+            "ALTER DOMAIN some_pair ADD CHECK (VALUE IS NOT NULL) NOT VALID",
+        ),
+        set(),
+    ),
+    "a type of others": (("ALTER TYPE anywhere ADD ATTRIBUTE b int",), set()),
+    "a label renamed": (
+        ("ALTER TYPE mood RENAME VALUE 'none' TO 'nothing'",),
+        {"a_mood", "moods", "a_pair", "outers", "a_span"},
+    ),
+    "labels swapped": (
+        (
+            "ALTER TYPE mood RENAME VALUE 'low' TO 'was low'",
+            "ALTER TYPE mood RENAME VALUE 'high' TO 'low'",
+            "ALTER TYPE mood RENAME VALUE 'was low' TO 'high'",
+        ),
+        {"a_mood", "moods", "a_pair", "outers", "a_span"},
+    ),
+    "an attribute more": (("ALTER TYPE pair ADD ATTRIBUTE c int",), {"a_pair", "outers"}),
+    "an attribute made again": (
+        ("ALTER TYPE pair DROP ATTRIBUTE c", "ALTER TYPE pair ADD ATTRIBUTE c int"),
+        {"a_pair", "outers"},
+    ),
+    "an attribute less": (("ALTER TYPE pair DROP ATTRIBUTE c",), {"a_pair", "outers"}),
+    "a column of a row's type": (("ALTER TABLE row_of ADD c int",), {"a_row"}),
+    "columns of the table": (
+        ("ALTER TABLE a_pair DROP v", "ALTER TABLE a_mood ADD w pair"),
+        set(),
+    ),
+}
+
+
+def test_types_that_were_altered(any_database: Database) -> None:
+    any_database.execute(*TYPES)
+
+    def seen() -> tuple[str, dict[str, Membership]]:
+        with connect(any_database.replicator(), application_name="t") as connection:
+            tables = published_tables(connection, "walflow", TypeSettings())
+            fingerprint = publication_fingerprint(connection, "walflow")
+        return fingerprint, {table.name.name: table.membership for table in tables}
+
+    fingerprint, before = seen()
+    for name, (statements, touched) in ALTERED.items():
+        any_database.execute(*statements)
+        fingerprint_now, now = seen()
+        other = {table for table in now if not before[table].continues(now[table])}
+        assert other == touched, name
+        assert (fingerprint_now != fingerprint) or not touched, name
+        assert {before[table].gap(now[table]) for table in touched} <= {Gap.TYPES}
+        fingerprint, before = fingerprint_now, now
+
+
+def test_what_was_stored_before_files_and_types_were_kept(database: Database) -> None:
+    database.execute(*TYPES)
+    now = membership(database, "outers")
+    raw = now.to_dict()
+    del raw["files"], raw["types"]
+    before = Membership.from_dict(raw)
+    assert before.continues(now)
+    assert before != now
 
 
 def test_what_was_stored_before_the_version_was_kept(database: Database) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from walflow.checks.facts import Facts
 from walflow.checks.findings import Finding
 from walflow.checks.performing import perform
 from walflow.config import Settings, TypeSettings, load_settings
-from walflow.errors import AuthenticationFailed, CannotConnect, SourceError
+from walflow.errors import AuthenticationFailed, CannotConnect, ConfigError, SourceError
 from walflow.source.catalog import published_tables
 from walflow.source.connection import connect
 from walflow.source.copy import copy_query, snapshot_session
@@ -192,6 +194,56 @@ def test_tables_are_copied_by_certificate(secured: Secured, shop: Database, tmp_
         for number in parquet.read_table(file.path, columns=["id"])["id"].to_pylist()
     ]
     assert sorted(ids) == list(range(1, 3001))
+
+
+def test_a_root_certificate_as_text(
+    secured: Secured, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the URI, which executors are given, and in a file only while they connect."""
+    assert secured.server.root_certificate is not None
+    root = secured.server.root_certificate.read_text()
+    own = (secured.folder / "own.crt").read_text()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # In one line, as some keepers of secrets have it, and as it is in the file.
+    for given in (root.replace("\n", "\\n"), root):
+        tls = secured.certified | {"root_certificate": given, "certificate": own}
+        uri = secured.uri(shop.name, **tls)
+        for replication in (None, "database"):
+            with connect(uri, application_name="as text", replication=replication) as session:
+                assert session.pgconn.ssl_in_use
+                assert encrypted_sessions(shop) == {"as text": True}
+                assert list(tmp_path.iterdir()) == []
+    # Another process, as an executor is, that can reach no file of this one's.
+    program = (
+        "import sys; from walflow.source.connection import connect\n"
+        "with connect(sys.stdin.read(), application_name='t') as s: print(s.pgconn.ssl_in_use)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], input=uri, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
+    # It is looked at: the server's is signed by somebody else.
+    foreign = (secured.folder / "foreign.crt").read_text()
+    error = refused(secured.uri("postgres", **secured.certified | {"root_certificate": foreign}))
+    assert "certificate verify failed" in error.message
+    assert "BEGIN" not in error.message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("key", "walflow writes no private key"),
+        ("root_certificate", "has a private key in it"),
+        ("certificate", "begins like the text of a certificate, but is none"),
+    ],
+)
+def test_text_that_is_no_certificate(setting: str, words: str) -> None:
+    kind = "CERTIFICATE" if setting == "certificate" else "EC PRIVATE KEY"
+    text = f"-----BEGIN {kind}-----\nc2VjcmV0\n-----END {kind}-----"
+    with pytest.raises(ConfigError, match=words) as raised:
+        settings_with("postgresql://h/d", **{setting: text})
+    assert "c2VjcmV0" not in str(raised.value)
 
 
 def test_check_says_whether_the_connection_is_encrypted(secured: Secured, shop: Database) -> None:

@@ -42,7 +42,9 @@ def run_program(*arguments: str) -> Any:
     return json.loads(ran.stdout)
 
 
-@pytest.fixture(scope="module", params=["cluster", "connect_server"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("cluster", marks=pytest.mark.long), "connect_server"]
+)
 def server(request: pytest.FixtureRequest) -> StandaloneCluster | ConnectServer:
     found: StandaloneCluster | ConnectServer = request.getfixturevalue(request.param)
     return found
@@ -179,6 +181,7 @@ def test_a_run_ends_equal(
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_delta_tables_of_a_connect_server_end_equal(
     connect_server: ConnectServer, database: Database, spark: SparkSession
 ) -> None:
@@ -279,6 +282,7 @@ def test_what_a_server_must_be_started_with(connect_server: ConnectServer) -> No
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_executors_whose_python_lacks_walflow(cluster: StandaloneCluster, tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')

@@ -37,6 +37,11 @@ def _explain(error: OSError, folder: Path) -> LogError:
             f"the change log {folder} cannot be written: {error}",
             hint="Give this user the right to write there, or name another folder (--log FOLDER).",
         )
+    if error.errno in (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG):
+        return LogError(
+            f"the change log {folder} cannot be made: {error}",
+            hint="Name another folder: --log FOLDER.",
+        )
     return LogError(
         f"the change log {folder} cannot be written: {error}",
         hint="Check the disk or the mount. Postgres keeps what has not been acknowledged.",

@@ -14,15 +14,20 @@ from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import TEMPORARY, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogIdentity
+from walflow.config.settings import PICTURES_FILE
 from walflow.errors import LogDamaged, LogForeign, LogInUse
 from walflow.model import Lsn
 
-__all__ = ["FOLDERS", "HEAD", "LOCK", "Head", "check_ours", "lock"]
+__all__ = ["BESIDE", "FOLDERS", "HEAD", "KNOWN", "LOCK", "Head", "check_ours", "lock"]
 
 FORMAT = 1
 FOLDERS = ("copy", "data", "journal", "schemas")
 # The pipeline's store may be here before the log is.
 _STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
+KNOWN = "pipeline.json"
+"""What is to be known of the pipeline; see walflow.pipeline.known."""
+BESIDE = (KNOWN, KNOWN + TEMPORARY, PICTURES_FILE, PICTURES_FILE + "-journal")
+"""What else may be in the folder: notes of the pipeline for commands."""
 HEAD = "log.json"
 LOCK = "lock"
 
@@ -77,7 +82,7 @@ class Head:
                 retired={int(oid): Lsn(upto) for oid, upto in raw["retired"].items()},
                 timeline=raw.get("timeline"),
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
@@ -92,7 +97,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
             hint=f"{_ELSEWHERE} If that log is no longer needed, remove its folder.",
         )
     if head is None and folder.is_dir():
-        ours = {HEAD + TEMPORARY, LOCK, *FOLDERS, *_STORE}
+        ours = {HEAD + TEMPORARY, LOCK, *FOLDERS, *_STORE, *BESIDE}
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
         if strangers:
             raise LogForeign(

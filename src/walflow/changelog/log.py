@@ -22,6 +22,7 @@ from walflow.changelog.schemas import SchemaFolder
 from walflow.changelog.writer import SEGMENTS_A_FOLDER, SegmentWriter
 from walflow.errors import LogDamaged, LogError
 from walflow.model import Lsn, Span, TableSchema
+from walflow.paths import is_there
 
 __all__ = ["ChangeLog"]
 
@@ -80,7 +81,7 @@ class ChangeLog:
         """
         with disk_errors(folder):
             check_ours(folder, identity)
-            made = [path for path in (folder, *folder.parents) if not path.exists()]
+            made = [path for path in (folder, *folder.parents) if not is_there(path)]
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = lock(folder)
             try:

@@ -17,7 +17,8 @@ __all__ = ["own_log", "remove_log"]
 def own_log(folder: Path, pipeline: str) -> LogIdentity | None:
     """The identity of the log in the folder; None if there is none. Raises LogForeign if it is
     another pipeline's."""
-    head = Head.load(folder)
+    with disk_errors(folder):
+        head = Head.load(folder)
     if head is None:
         return None
     if head.identity.pipeline != pipeline:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped
+from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped, warning
 from walflow.checks.scratch import removed_if_made
 from walflow.destinations import (
     check_folder,
@@ -19,8 +19,9 @@ from walflow.destinations import (
 from walflow.destinations.base import Checked, Destination, Positioned, Shutdown, Startup
 from walflow.destinations.lake import LakeDestination, plan_of
 from walflow.destinations.lake.forms import stored_form
-from walflow.errors import DestinationError
+from walflow.errors import DestinationError, DestinationForeign
 from walflow.mapping import TableMapping
+from walflow.pipeline.known import pipelines_on_this_machine
 from walflow.redaction import redacted
 
 __all__ = ["STARTING", "check_destination"]
@@ -56,6 +57,7 @@ def _lake(facts: Facts) -> Iterator[Finding]:
     if problem is not None:
         yield problem
     yield from _forms(facts)
+    yield from attempted(_AREA, "neighbours", _neighbours(facts))
     yield from _delivery(LakeDestination)
     if problem is not None:
         return
@@ -100,7 +102,50 @@ def _writing_on_spark(facts: Facts) -> Iterator[Finding]:
         yield ok(_AREA, "session", f"Spark {opened.spark.version} starts")
         facts.doing("making a scratch table")
         yield from _writing(opened.destination, redacted(facts.settings.destination.uri))
+        facts.doing("looking for tables that are there already")
+        yield from _owners(facts, opened.destination)
         facts.doing("ending Spark")
+
+
+def _owners(facts: Facts, destination: Destination) -> Iterator[Finding]:
+    """Whether tables that are there already are this pipeline's."""
+    assert isinstance(destination, LakeDestination)
+    if facts.server is None:
+        return
+    mapping = TableMapping(facts.settings.mapping)
+    foreign = []
+    for table in facts.tables:
+        if facts.stopped():
+            return
+        try:
+            destination.check_owned(mapping.destination(table.name))
+        except DestinationForeign as refusal:
+            foreign.append(refusal)
+    if foreign:
+        first, *others = foreign
+        if others:
+            more = "1 more table" if len(others) == 1 else f"{len(others)} more tables"
+            first.message += f" (and so it is with {more})"
+        yield error(_AREA, "owner", first)
+    elif facts.tables:
+        yield ok(_AREA, "owner", "no table that is to be written there is somebody else's")
+
+
+def _neighbours(facts: Facts) -> Iterator[Finding]:
+    """Pipelines on this machine that write the same tables to the same place under other names:
+    what is known of them without Spark."""
+    settings = facts.settings
+    for folder, other in pipelines_on_this_machine(settings):
+        if other.name != settings.name and other.writes(facts.source_id, settings.destination.uri):
+            yield warning(
+                _AREA,
+                "neighbours",
+                f"The pipeline {other.name} (log: {folder}) writes to {other.destination} from "
+                "this database, too.",
+                f"If it is the one that is meant, go on under its name: `name: {other.name}` in "
+                f"the settings, or --name {other.name}. Two pipelines cannot write the same "
+                "tables: use another folder, or other names (mapping.template).",
+            )
 
 
 def _writing(destination: Destination, shown: str) -> Iterator[Finding]:

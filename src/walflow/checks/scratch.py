@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from walflow.paths import is_there
+
 __all__ = ["existing_folder", "made_folder", "removed_if_made", "scratch_id"]
 
 
@@ -17,13 +19,13 @@ def scratch_id() -> str:
 
 def existing_folder(folder: Path) -> Path:
     """The folder, or what is there of the way to it."""
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
+    return next(place for place in (folder, *folder.parents) if is_there(place) and place.is_dir())
 
 
 @contextmanager
 def removed_if_made(folder: Path) -> Iterator[None]:
     """What is made of the folder inside goes again, unless something is in it by then."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [place for place in (folder, *folder.parents) if not is_there(place)]
     try:
         yield
     finally:

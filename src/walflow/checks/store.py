@@ -16,7 +16,7 @@ from walflow.errors import StoreError
 from walflow.model import TableName
 from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
-from walflow.stores import database_of, is_own_store, open_store, state_file
+from walflow.stores import database_of, is_own_store, open_store, state_file, state_file_is_there
 
 __all__ = ["check_store"]
 
@@ -37,7 +37,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
             "next start finds out anew how far each table is.",
             "Leave store.uri out to keep the state in the change log's folder.",
         )
-    elif file is not None and not file.exists():
+    elif file is not None and not state_file_is_there(settings):
         _make_file(settings, file)
         yield ok(_AREA, "store", f"{shown} can be made")
     else:

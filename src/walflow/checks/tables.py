@@ -51,19 +51,20 @@ def check_tables(facts: Facts) -> Iterator[Finding]:
 
 def _publication(facts: Facts, session: Session) -> Iterator[Finding]:
     source = facts.settings.source
-    if find_publication(session, source.publication) is not None:
+    name = facts.settings.publication
+    if find_publication(session, name) is not None:
         yield from _read(facts, session, "has")
     elif source.create_publication:
         yield from _would_be(facts, session)
     else:
         # Raises what to do.
-        read_publication(session, source.publication)
+        read_publication(session, name)
 
 
 def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
     """Make the publication, look at what it publishes, and make it undone."""
     settings = facts.settings
-    name, chosen = settings.source.publication, settings.tables
+    name, chosen = settings.publication, settings.tables
     wanted = require_tables(session, chosen) if chosen.choose else []
     with session.transaction(force_rollback=True):
         try:
@@ -82,7 +83,7 @@ def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
 
 def _read(facts: Facts, session: Session, has: str) -> Iterator[Finding]:
     settings = facts.settings
-    publication = read_publication(session, settings.source.publication)
+    publication = read_publication(session, settings.publication)
     facts.tables = tuple(
         published_tables(session, publication.name, settings.types, chosen=settings.tables)
     )

@@ -22,6 +22,7 @@ from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
 from walflow.cli.helping import HelpedGroup
 from walflow.cli.init import init
+from walflow.cli.listing import list_pipelines
 from walflow.cli.run import run
 from walflow.cli.status import status
 from walflow.cli.view_sql import view
@@ -31,7 +32,7 @@ __all__ = ["main", "walflow"]
 
 _COMMANDS = {
     "Set up": (init, check),
-    "Run": (run, status, retry, rollback, resync, drop),
+    "Run": (run, list_pipelines, status, retry, rollback, resync, drop),
     "Read the tables": (as_of, view),
     "More": (demo, bench, completion),
 }

@@ -1,4 +1,4 @@
-"""What an operator is told of a table that was set aside."""
+"""What an operator is told of a table that failed."""
 
 from __future__ import annotations
 
@@ -21,22 +21,34 @@ class Advice:
     next: str
     """What becomes of the table now."""
     command: str
-    """To paste."""
+    """To paste; empty while there is nothing to do."""
 
 
-def advise(table: TableName, error: TableError, now: float, again: str = "") -> Advice:
-    """``again``: the options that find the pipeline, for the commands."""
-    verb = "resync" if error.retry.kind is RetryKind.NONE else "retry"
+def advise(
+    table: TableName, error: TableError, now: float, again: str = "", *, set_aside: bool = True
+) -> Advice:
+    """``again``: the options that find the pipeline, for the commands. ``set_aside``: whether the
+    table still is, or is being tried again."""
+    if not set_aside:
+        next, command = "It is being tried again now.", ""
+    else:
+        next = _next(error, now)
+        verb = "resync" if error.retry.kind is RetryKind.NONE else "retry"
+        command = command_for(verb, table, again)
     return Advice(
         f"{error.code}: {redacted(error.reason)}",
         with_options(redacted(error.hint), again),
-        _next(error, now),
-        command_for(verb, table, again),
+        next,
+        command,
     )
 
 
 def _next(error: TableError, now: float) -> str:
     retry = error.retry
+    if error.passing:
+        return (
+            "It is looked at again every few seconds, and goes on when the cause is gone. At once:"
+        )
     if retry.kind is RetryKind.NONE:
         return "Trying again cannot help. To copy the table again:"
     if retry.kind is RetryKind.MANUAL or retry.at is None:

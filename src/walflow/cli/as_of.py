@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["as_of"]
 
 _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 @click.command(
@@ -35,8 +36,13 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
     "The pictures are in the destination, in _walflow.progress_<name>; every one is kept for 15 "
     "minutes, then one a minute for an hour, one in ten minutes for a day, one an hour for 30 "
     "days, at most for maintenance.keep_snapshots_seconds.\n\n"
-    "The source is not asked, and the pipeline may run or not. Exit code 79 if no picture was kept "
-    "yet, 82 if there is none so old any more, 75 for a table that the pipeline has not.\n\n"
+    "LSN is a position as Postgres writes it (0/16B3748), or the number that the column _LSN "
+    "has.\n\n"
+    "The source is not asked, and the pipeline may run or not. What pictures there are is noted "
+    "beside the change log, too; only if that does not answer (it was kept on another machine, or "
+    "a table was copied again since), Spark is started to look into the destination.\n\n"
+    "Exit code 79 if no picture was kept yet, 82 if there is none so old any more, 75 for a table "
+    "that the pipeline has not.\n\n"
     "The object of --json: lsn, lsn_number (all up to it is in the picture), since, since_number "
     "(the first position that it is the same at), commit_time (of its last transaction, null if "
     "that is not known), recorded_at, asked, exact (whether it is as of the position asked for; "
@@ -44,13 +50,13 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
     "tables (table, destination, snapshot_id, base_snapshot_id, query), missing (table, phase). "
     "Keys are only ever added.\n\n" + SETTINGS_EPILOG,
     examples=(
-        "walflow as-of --file pipeline.yaml",
-        "walflow as-of 0/16B3748 --table public.orders --file pipeline.yaml",
-        "walflow as-of --at 2026-11-15T12:00:00Z --json --file pipeline.yaml",
+        "walflow as-of pipeline.yaml",
+        "walflow as-of 0/16B3748 --table public.orders --name shop",
+        "walflow as-of pipeline.yaml --at 2026-11-15T12:00:00Z --json",
     ),
 )
-@click.argument("position", required=False, metavar="[LSN]")
-@pipeline_options(ends=True, tables=True)
+@click.argument("words", nargs=-1, metavar="[FILE] [LSN]")
+@pipeline_options(ends=True, words="words")
 @click.option("--at", "moment", metavar="TIME", help="A time instead of LSN: 2026-11-15T12:00:00Z.")
 @click.option(
     "--table", "only", multiple=True, metavar="NAME", help="Only this table; may be repeated."
@@ -61,27 +67,36 @@ _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 def as_of(
     context: click.Context,
     /,
-    position: str | None,
+    words: tuple[str, ...],
     chosen: Chosen,
     moment: str | None,
     only: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Print the SQL that reads all tables as of one commit."""
+    from walflow.cli.opening import tell_of_spark
     from walflow.cli.processes import own_temporary_folder
+    from walflow.destinations import check_is_lake
     from walflow.observe import logs
 
+    if len(words) > 1:
+        raise click.UsageError(f"Give one LSN, not {' and '.join(words)}.")
+    position = next(iter(words), None)
     if position is not None and moment is not None:
         raise click.UsageError("Give LSN or --at, not both.")
     at = None if position is None else _lsn(position)
     when = None if moment is None else _time(moment)
-    settings = chosen.settings()
+    settings = chosen.known_settings(source=False)
+    check_is_lake(settings, "as-of")
     phases = _phases(settings)
     # Before Spark is started, if the names can be told already.
     wanted = _meant(only, phases) if phases else None
-    logs.configure(level="warning")
-    with own_temporary_folder():
-        found = _read(settings, at, when, debug=is_debug(context))
+    found = _noted(settings, at, when, wanted)
+    if found is None:
+        logs.configure(level="warning")
+        tell_of_spark("to look into the destination")
+        with own_temporary_folder():
+            found = _read(settings, at, when, debug=is_debug(context))
     if wanted is None:
         wanted = _meant(only, [table.source for table in found.picture.tables])
     exact = None if when is not None else at is None or at <= found.picture.upto
@@ -95,14 +110,39 @@ def as_of(
     return 0
 
 
+def _noted(
+    settings: Settings,
+    at: Lsn | None,
+    when: datetime | None,
+    wanted: Collection[TableName] | None,
+) -> AsOf | None:
+    """What is noted on this machine; None if the destination must be asked."""
+    from walflow.destinations import place_of
+    from walflow.destinations.lake.noted_pictures import noted_as_of
+    from walflow.stores import state_file
+
+    if state_file(settings) is None:
+        # It may have run on another machine since.
+        return None
+    found = noted_as_of(settings.pictures_file, place_of(settings), at, when)
+    if found is None:
+        return None
+    pairs = zip(found.picture.tables, found.queries, strict=True)
+    certain = all(query for table, query in pairs if not wanted or table.source in wanted)
+    return found if certain else None
+
+
 def _lsn(text: str) -> Lsn:
     from walflow.model import Lsn
 
+    if _NUMBER.fullmatch(text) is not None and int(text) < 1 << 63:
+        return Lsn(int(text))
     if _LSN.fullmatch(text) is None:
         is_file = Path(text).suffix in (".yaml", ".yml") or Path(text).is_file()
         advice = f" A settings file is given with -f {shlex.quote(text)}." if is_file else ""
         raise click.UsageError(
-            f"{text!r} is not a log position: one looks like 16/B374D848.{advice}"
+            f"{text!r} is not a log position: one looks like 16/B374D848, or "
+            f"is the number that a column _LSN has.{advice}"
         )
     return Lsn.parse(text)
 
@@ -137,10 +177,9 @@ def _meant(only: tuple[str, ...], known: Collection[TableName]) -> frozenset[Tab
 
 
 def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: bool) -> AsOf:
-    from walflow.destinations import check_is_lake, open_destination
+    from walflow.destinations import open_destination
     from walflow.destinations.lake import LakeDestination
 
-    check_is_lake(settings, "as-of")
     # Whose the tables are does not matter to who only reads.
     opened = open_destination(settings, "", debug=debug, warm_up=False)
     try:
@@ -245,7 +284,7 @@ def _print(shown: Mapping[str, Any], asked: str | None) -> None:
     """As SQL, so that all of it can be pasted."""
     time = shown["commit_time"]
     told = f"committed {time}" if time is not None else f"kept {shown['recorded_at']}"
-    click.echo(f"-- All tables as of {shown['lsn']} ({told})")
+    click.echo(f"-- All tables as of {shown['lsn']} (_LSN {shown['lsn_number']}, {told})")
     if shown["exact"] is None:
         click.echo(
             f"-- The newest picture up to {asked}: what was committed between may be missing."

@@ -31,8 +31,8 @@ _EPILOG = (
 )
 
 _OPTIONS = (
-    click.argument("tables", nargs=-1, metavar="TABLE..."),
-    pipeline_options(ends=False, tables=True),
+    click.argument("tables", nargs=-1, metavar="[FILE] TABLE..."),
+    pipeline_options(ends=False, words="tables"),
     click.option(
         "--wait",
         default=15.0,
@@ -55,7 +55,10 @@ def _table_options(function: Any) -> Any:
 @click.command(
     cls=HelpedCommand,
     epilog=_EPILOG,
-    examples=("walflow retry public.orders", "walflow retry --all-errored --file pipeline.yaml"),
+    examples=(
+        "walflow retry pipeline.yaml public.orders",
+        "walflow retry --all-errored --name shop",
+    ),
 )
 @_table_options
 @click.option("--all-errored", is_flag=True, help="All tables that are set aside.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -22,11 +23,14 @@ __all__ = ["drop"]
 
 @click.command(
     cls=HelpedCommand,
-    epilog="Removed are: the replication slot; the publication, if walflow made it; the "
-    "destination's tables that are marked as this pipeline's, also those of source tables that "
-    "were renamed or left the publication, unless --keep-tables; the change log; the pipeline's "
-    "state in the store. The store itself stays where others may use it: the file of an SQLite "
-    "store that store.uri names, the schema of a Postgres store.\n\n"
+    epilog="Removed are: the replication slot; the publication, if walflow made it and no other "
+    "pipeline is known to read it; the destination's tables that are marked as this pipeline's, "
+    "also those of source tables that were renamed or left the publication, unless --keep-tables; "
+    "the change log; the pipeline's state in the store. The store itself stays where others may "
+    "use it: the file of an SQLite store that store.uri names, the schema of a Postgres store.\n\n"
+    "What neither FILE nor options say is known from the pipeline's last start, but for passwords: "
+    "PGPASSWORD or --from URI says the source's. Spark is started only if there are tables to "
+    "drop.\n\n"
     "Nothing is removed while a process runs the pipeline (exit code 72), or when the source does "
     "not answer. What is gone already is passed over: a drop that was broken off can be repeated. "
     "Exit code 1 if it was not confirmed.\n\n" + SETTINGS_EPILOG,
@@ -61,9 +65,12 @@ def drop(
         remove_leftovers,
     )
 
-    settings = chosen.settings()
+    settings = chosen.known_settings()
     with opened_store_if_any(settings) as store:
-        remains = find_remains(settings, store, skip_source=skip_source, keep_tables=keep_tables)
+        with _hinted_at_passwords(chosen):
+            remains = find_remains(
+                settings, store, skip_source=skip_source, keep_tables=keep_tables
+            )
         if remains:
             for line in _listed(settings, remains):
                 click.echo(line)
@@ -82,6 +89,23 @@ def drop(
             click.echo(f"  {statement}")
         click.echo("(The publication only if no one else uses it.)")
     return 0
+
+
+@contextmanager
+def _hinted_at_passwords(chosen: Chosen) -> Iterator[None]:
+    """The source's URI may be known from the last start, but not the password in it."""
+    from walflow.errors import AuthenticationFailed
+
+    try:
+        yield
+    except AuthenticationFailed as error:
+        known = chosen.known
+        if known is not None and "source.uri" in known.left_out and not chosen.ends["source.uri"]:
+            error.hint = (
+                "walflow keeps no passwords: name the pipeline's settings file, or say --from URI, "
+                f"or set PGPASSWORD. {error.hint}"
+            )
+        raise
 
 
 def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
@@ -103,6 +127,13 @@ def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
         yield "These stay, because it cannot be told whether they are this pipeline's:"
         for table in remains.tables:
             yield f"  the destination's table {table.name}"
+    if remains.stays or remains.shared:
+        yield "These stay:"
+    for name, why in remains.stays:
+        yield f"  the destination's table {name}: {why}"
+    if remains.shared is not None:
+        slots = ", ".join(remains.users)
+        yield f"  the publication {remains.shared}: others may read it (slots: {slots})"
 
 
 def _confirmed(settings: Settings) -> bool:

@@ -21,7 +21,7 @@ def report(error: Exception, *, debug: bool) -> int:
     The stack comes only with ``debug``.
     """
     if debug:
-        click.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
+        click.echo(redacted(_stack(error)), err=True, nl=False)
     if isinstance(error, WalflowError):
         # By the code it is found in docs/reference/errors.md.
         click.echo(
@@ -41,3 +41,11 @@ def report(error: Exception, *, debug: bool) -> int:
     if not debug:
         click.echo("Run again with --debug to see where it happened.", err=True)
     return UNEXPECTED
+
+
+def _stack(error: Exception) -> str:
+    told = traceback.TracebackException.from_exception(error)
+    if isinstance(error, WalflowError):
+        # What to do is told below it.
+        told.__notes__ = None
+    return "".join(told.format())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,12 @@ from walflow.cli.helping import HelpedCommand
 from walflow.errors import ConfigError, WalflowError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import WrittenUri
     from walflow.config import Settings
+    from walflow.pipeline.known import KnownPipeline
     from walflow.source.server import Server
     from walflow.source.survey import SurveyedTable
 
@@ -31,7 +34,9 @@ _SCHEMA = "walflow.schema.json"
     short_help="Write a settings file from a live database.",
     epilog="The tables are those of the publication, or, if there is none yet, all of the database "
     "that can be published as they are. Passwords are not written: the file names variables of the "
-    "environment instead, and the command says which. Nothing is changed in the database.",
+    "environment instead, and the command says which. Nothing is changed in the database.\n\n"
+    "If a pipeline on this machine takes its rows from this database and brings them to this place "
+    "already, the file goes on with it: it has its name, and what it was told at its last start.",
     examples=(
         "walflow init --from postgresql://walflow@db/shop --to iceberg:///data/lake",
         "walflow check pipeline.yaml",
@@ -62,7 +67,9 @@ _SCHEMA = "walflow.schema.json"
     help="Whose tables are followed.  [default: walflow]",
 )
 @click.option(
-    "--name", envvar="WALFLOW_NAME", help="The pipeline's name.  [default: the database's]"
+    "--name",
+    envvar="WALFLOW_NAME",
+    help="The pipeline's name.  [default: that of the pipeline that is there, or the database's]",
 )
 @click.option("--force", is_flag=True, help="Write FILE also if there is one.")
 @debug_option
@@ -80,6 +87,7 @@ def init(
     FILE is pipeline.yaml unless it is named; - is the standard output.
     """
     from walflow.cli.init_text import file_text
+    from walflow.destinations.uris import check_uri
 
     printed = file == _STANDARD_OUTPUT
     if not printed and file.exists() and not force:
@@ -96,6 +104,7 @@ def init(
             "name": name,
         }
     )
+    check_uri(settings.destination.uri)
     draft, variables = _look(settings, name, schema=None if printed else _SCHEMA)
     text = file_text(draft)
     if printed:
@@ -117,32 +126,109 @@ def _look(
     """What is to be written, and the variables that it needs."""
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import written_destination, written_source
+    from walflow.pipeline.known import settled
     from walflow.source.connection import connect, redact
     from walflow.source.publication import find_publication
     from walflow.source.server import read_server
     from walflow.source.survey import survey_tables
 
-    uri, publication = settings.source.uri.get_secret_value(), settings.source.publication
+    uri = settings.source.uri.get_secret_value()
     with connect(uri, application_name="walflow init") as session:
         server = read_server(session)
+        known = _known(settings, f"{server.system_identifier}/{server.database}", name)
+        named = name or (_name_like(server.database) if known is None else known.name)
+        if known is not None and known.name == named:
+            settings = settings.with_publication(settings.source.publication or known.publication)
+        publication = settled(session, settings.model_copy(update={"name": named})).publication
         published = find_publication(session, publication) is not None
         tables = survey_tables(session, publication if published else None)
     ends: tuple[WrittenUri, WrittenUri] = (
         written_source(uri),
         written_destination(settings.destination.uri),
     )
+    warnings = _warnings(server, tables, publication if published else None)
+    told: dict[str, Any] = {}
+    if known is not None and known.name == named:
+        told = _told(known)
+        warnings += _not_told(known, told)
+    elif known is not None:
+        warnings.append(
+            f"The pipeline {known.name} writes to this place from this database already, and two "
+            f"cannot write the same tables. To go on with it, say --name {known.name}."
+        )
     draft = Draft(
-        name=name or _name_like(server.database),
+        name=named,
         source=ends[0].text,
         destination=ends[1].text,
         publication=publication,
         published=published,
         tables=tuple(tables),
-        warnings=tuple(_warnings(server, tables, publication if published else None)),
+        warnings=tuple(warnings),
         seen=f"{redact(uri)} (Postgres {server.major})",
         schema=schema,
+        going_on=_going_on(known) if known is not None and known.name == named else "",
+        known=told,
     )
     return draft, tuple(variable for end in ends for variable in end.variables)
+
+
+def _known(settings: Settings, system: str, name: str | None) -> KnownPipeline | None:
+    """The pipeline on this machine that has this source and this destination; of several, the one
+    of that name, or the one that was started last."""
+    from walflow.pipeline.known import pipelines_on_this_machine
+
+    found = [
+        known
+        for _, known in pipelines_on_this_machine(settings)
+        if known.writes(system, settings.destination.uri)
+    ]
+    return max(found, key=lambda known: (known.name == name, known.started), default=None)
+
+
+def _going_on(known: KnownPipeline) -> str:
+    return (
+        f"It goes on with the pipeline {known.name}, which is there already: its log and state are "
+        f"in {known.log}, its slot is {known.slot}. Under another name it would be another "
+        "pipeline."
+    )
+
+
+def _told(known: KnownPipeline) -> dict[str, Any]:
+    """What the pipeline was told, by names with dots, without its name and its ends."""
+    from walflow.config.keys import section_at
+    from walflow.pipeline.known import default_logs
+
+    found: dict[str, Any] = {}
+
+    def flatten(values: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        for key, value in values.items():
+            below = (*path, key)
+            if section_at(below) is not None:
+                flatten(value, below)
+            else:
+                found[".".join(below)] = value
+
+    flatten(known.settings, ())
+    found.setdefault("log.folder", known.log)
+    if Path(found["log.folder"]) == default_logs() / known.name:
+        del found["log.folder"]
+    ends = ("name", "source.uri", "source.publication", "destination.uri")
+    return {key: value for key, value in found.items() if key not in ends}
+
+
+def _not_told(known: KnownPipeline, told: Mapping[str, Any]) -> list[str]:
+    """What else it was told, that the file does not have."""
+    from walflow.cli.init_text import is_written
+
+    ends = ("source.uri", "destination.uri")
+    missing = [key for key in told if not is_written(key)]
+    missing += [key for key in known.left_out if key not in ends]
+    if not missing:
+        return []
+    return [
+        f"The pipeline {known.name} was also told these settings, which are not in the file: "
+        f"{', '.join(missing)}."
+    ]
 
 
 def _name_like(database: str) -> str:
@@ -201,6 +287,8 @@ def _tell(draft: Draft, variables: tuple[str, ...], file: Path) -> None:
     """On stderr, where it does not mix with a file that is printed."""
     count = "1 table" if len(draft.tables) == 1 else f"{len(draft.tables)} tables"
     printed = file == _STANDARD_OUTPUT
+    if draft.going_on:
+        click.echo(draft.going_on, err=True)
     named = Path("pipeline.yaml") if printed else file
     done = f"Looked at {count}" if printed else f"Wrote {file}: {count}"
     click.echo(f"{done} of {draft.seen}.", err=True)

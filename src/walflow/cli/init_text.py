@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import cleandoc
 from typing import Any
 
@@ -13,7 +13,7 @@ from walflow.config.keys import field_at, section_at
 from walflow.model import TableName
 from walflow.source.survey import SurveyedTable
 
-__all__ = ["Draft", "file_text"]
+__all__ = ["Draft", "file_text", "is_written"]
 
 _WIDTH = 98
 
@@ -66,6 +66,10 @@ class Draft:
     """What was looked at, in words."""
     schema: str | None
     """The file with the schema for editors."""
+    going_on: str = ""
+    """That the file is for a pipeline that is there already, in words."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """What that pipeline was told, by the settings' names with dots."""
 
 
 def file_text(draft: Draft) -> str:
@@ -82,13 +86,18 @@ def file_text(draft: Draft) -> str:
         assert field is not None
         at = "  " * len(opened)
         lines += [*([] if opened else [""]), *_comment(field.description or "", at)]
-        if dotted == "tables.include":
+        if dotted == "tables.include" and "tables.include" not in draft.known:
             lines += table_lines(draft.tables, at, followed=dotted in said)
             continue
         default = field.get_default(call_default_factory=True)
         value = said.get(dotted, examples.get(dotted, default))
         lines.append(f"{at}{'' if dotted in said else '#'}{path[-1]}: {as_yaml(value)}")
     return "\n".join(lines) + "\n"
+
+
+def is_written(dotted: str) -> bool:
+    """Whether the file has this setting."""
+    return dotted in _COMMON.split()
 
 
 def _head(draft: Draft) -> list[str]:
@@ -98,6 +107,8 @@ def _head(draft: Draft) -> list[str]:
         "front have their defaults, or are examples. To change one, remove the #, in front of its "
         "section too. `walflow run --help` and the docs name the places where else they can be set."
     )
+    if draft.going_on:
+        lines += ["#", *_comment(draft.going_on)]
     for warning in draft.warnings:
         lines += ["#", *_comment(f"WARNING: {warning}")]
     return lines
@@ -130,10 +141,11 @@ def _said(draft: Draft) -> dict[str, Any]:
     }
     if draft.destination:
         said["destination.uri"] = draft.destination
+    said |= {key: value for key, value in draft.known.items() if is_written(key)}
     if not draft.published:
         said["source.create_publication"] = True
         if any(is_sound(table) for table in draft.tables):
-            said["tables.include"] = ...
+            said.setdefault("tables.include", ...)
     return said
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import click
+
 from walflow.config import Settings
 from walflow.errors import ConfigError
-from walflow.stores import open_store, state_file
+from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Store
 
-__all__ = ["opened_store", "opened_store_if_any"]
+__all__ = ["opened_store", "opened_store_if_any", "tell_of_spark"]
 
 _HINT = (
     "Say which pipeline is meant, as `walflow run` was told it: with FILE, --name, --log, "
@@ -40,12 +42,17 @@ def opened_store(settings: Settings) -> Iterator[Store]:
 def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
     """The store, closed after the block; None where opening it would only make it."""
     file = state_file(settings)
-    if _in_memory(settings) or (file is not None and not file.exists()):
+    if _in_memory(settings) or (file is not None and not state_file_is_there(settings)):
         yield None
         return
     with closing(open_store(settings)) as store:
         store.load_table_replication_states()
         yield store
+
+
+def tell_of_spark(why: str) -> None:
+    """That nothing will be heard for a while; not on stdout, where the answer goes."""
+    click.echo(f"Starting Spark {why} (10 s to a minute) …", err=True)
 
 
 def _in_memory(settings: Settings) -> bool:

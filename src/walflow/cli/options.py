@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from walflow.errors import WalflowError
 
 if TYPE_CHECKING:
     from walflow.config import Settings
+    from walflow.pipeline.known import KnownPipeline
 
 __all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
 
@@ -28,7 +29,12 @@ SETTINGS_EPILOG = (
 _PATH = click.Path(path_type=Path)
 _FILE_ARGUMENT = click.argument("file", required=False, type=_PATH, metavar="[FILE]")
 _FILE_OPTION = click.option(
-    "--file", "-f", "named_file", type=_PATH, metavar="FILE", help="Settings, as YAML."
+    "--file",
+    "-f",
+    "named_file",
+    type=_PATH,
+    metavar="FILE",
+    help="Settings, as YAML. Without --file, the argument that ends in .yaml or .yml is it.",
 )
 _ENDS = (
     click.option(
@@ -50,7 +56,11 @@ _ENDS = (
     click.option(
         "--publication",
         metavar="NAME",
-        help=setting("source.publication", "Whose tables are followed.", "walflow"),
+        help=setting(
+            "source.publication",
+            "Whose tables are followed.",
+            "the one that the pipeline began with, walflow_<name> for a new one",
+        ),
     ),
     click.option(
         "--slot",
@@ -122,13 +132,69 @@ class Chosen:
 
     def store_settings(self) -> Settings:
         """Those by which the store is found. The ends' URIs are empty, named or not."""
-        return self._load(_NO_ENDS)
+        return self._known_settings(_NO_ENDS)
 
-    def _load(self, more: Mapping[str, Any]) -> Settings:
+    def known_settings(self, *, source: bool = True) -> Settings:
+        """All settings, of a pipeline that has run: what neither a file nor anything else says is
+        known from its last start. Without ``source``, that URI may be missing."""
+        return self._known_settings(self.ends, {} if source else {"source": {"uri": ""}})
+
+    def _known_settings(
+        self, more: Mapping[str, Any], least: Mapping[str, Any] | None = None
+    ) -> Settings:
+        from walflow.errors import ConfigError
+
+        known = self.known
+        noted = {**(least or {}), **({} if known is None else known.settings)}
+        try:
+            settings = self._load(more, noted)
+        except ConfigError as error:
+            if self.file is None and known is None and not any(more.values()):
+                raise self._unknown(error) from None
+            raise
+        if known is not None and "store.uri" in known.left_out and settings.store.uri is None:
+            raise ConfigError(
+                f"The state of the pipeline {known.name} is in a store whose URI has a secret in "
+                "it, and walflow keeps no secrets.",
+                hint="Name the pipeline's settings file, or say --set store.uri=… or "
+                "WALFLOW_STORE__URI.",
+            )
+        return settings
+
+    def _load(self, more: Mapping[str, Any], noted: Mapping[str, Any] | None = None) -> Settings:
         from walflow.config import load_settings
 
-        return load_settings(
-            self.file, {"name": self.name, "log.folder": self.log, **more, **self.others}
+        said = {"name": self.name, "log.folder": self.log, **more, **self.others}
+        return load_settings(self.file, said, noted=noted)
+
+    @property
+    def known(self) -> KnownPipeline | None:
+        """What was noted at the last start of the pipeline that is meant. Not with a file: that
+        says all."""
+        from walflow.pipeline.known import read_known
+
+        if self.file is not None:
+            return None
+        # Names and folders are what is asked for; where the ends are is not known yet.
+        asked = self._load(_NO_ENDS)
+        found = read_known(asked.log_folder)
+        is_named = "name" in asked.model_fields_set
+        if found is None or (is_named and found.name != asked.name):
+            return None
+        settings = {**found.settings, "name": found.name}
+        return replace(found, settings=settings)
+
+    def _unknown(self, error: WalflowError) -> WalflowError:
+        """That nothing says what the pipeline is, rather than which settings of it are missing."""
+        from walflow.errors import ConfigError
+        from walflow.pipeline.known import pipelines_on_this_machine
+
+        asked = self._load(_NO_ENDS)
+        names = [known.name for _, known in pipelines_on_this_machine(asked)]
+        there = f"Known here are {', '.join(names)} (`walflow list`). " if names else ""
+        return ConfigError(
+            f"No pipeline {asked.name} is known here: {asked.log_folder} has none. {error.message}",
+            hint=f"{there}Say which pipeline is meant: with FILE, --name or --log.",
         )
 
     @property
@@ -152,14 +218,14 @@ class Chosen:
 
 
 def pipeline_options(
-    *, ends: bool, tables: bool = False, publishing: bool = False
+    *, ends: bool, words: str = "", publishing: bool = False
 ) -> Callable[[Any], Any]:
     """Add the options, and hand what they say to the function as ``chosen``. Commands in the
     errors that the function raises get what finds the pipeline.
 
-    ``ends``: with those for source and destination. ``tables``: arguments are tables, so the
-    settings file cannot be the first of them, as elsewhere it can. ``publishing``: with those for
-    a publication that may have to be made.
+    ``ends``: with those for source and destination. ``words``: the command's own arguments, all
+    of them in a tuple of this name; the settings file may be among them, and is taken out.
+    ``publishing``: with those for a publication that may have to be made.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,10 +255,14 @@ def pipeline_options(
                 "tables.include": included or None,
                 "tables.exclude": excluded or None,
             }
-            if file is not None and named_file is not None:
+            files = [one for one in (file, named_file) if one is not None]
+            if words:
+                files += [Path(word) for word in more[words] if _is_file(word)]
+                more[words] = tuple(word for word in more[words] if not _is_file(word))
+            if len(files) > 1:
                 raise click.UsageError("Give one FILE, with --file or without.")
             settings = dict(map(_key_and_value, others))
-            chosen = Chosen(file or named_file, name, log, settings, named)
+            chosen = Chosen(next(iter(files), None), name, log, settings, named)
             try:
                 return function(*arguments, chosen=chosen, **more)
             except WalflowError as error:
@@ -200,12 +270,18 @@ def pipeline_options(
                 error.hint = chosen.found_again(error.hint)
                 raise
 
-        options = [*(() if tables else (_FILE_ARGUMENT,)), _FILE_OPTION, *(_ENDS if ends else ())]
+        options = [*(() if words else (_FILE_ARGUMENT,)), _FILE_OPTION, *(_ENDS if ends else ())]
         for option in reversed([*options, *_EVERYWHERE, *(_PUBLISHING if publishing else ())]):
             call = option(call)
         return call
 
     return decorate
+
+
+def _is_file(word: str) -> bool:
+    """Whether the argument is the settings file, and not a table or a position. (A table of such a
+    name is written with quotes: '"public"."yaml"'.)"""
+    return word.lower().endswith((".yaml", ".yml"))
 
 
 def _key_and_value(text: str) -> tuple[str, str]:

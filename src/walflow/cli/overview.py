@@ -12,7 +12,7 @@ from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.process_marks import is_held
 from walflow.redaction import redacted
-from walflow.states import RetryKind, TableError, TableReplicationState
+from walflow.states import RetryKind, TableError, TableReplicationState, stands_at
 from walflow.stores.base import Lease, Report, Request, Store
 from walflow.units import iso_time
 
@@ -39,6 +39,11 @@ class TableOverview:
     def set_aside(self) -> bool:
         return self.state.phase is Phase.ERRORED
 
+    @property
+    def failing(self) -> bool:
+        """Whether it was set aside, or is being tried again and has not succeeded yet."""
+        return self.state.error is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:
@@ -46,7 +51,7 @@ class Overview:
     at: float
     lease: Lease | None
     tables: tuple[TableOverview, ...]
-    """Set aside, then being copied, then the others; each by name."""
+    """Those that fail, then being copied, then the others; each by name."""
     requests: tuple[Request, ...]
     """What was asked for and not answered yet."""
 
@@ -62,8 +67,12 @@ class Overview:
     def set_aside(self) -> tuple[TableOverview, ...]:
         return tuple(table for table in self.tables if table.set_aside)
 
+    @property
+    def failing(self) -> tuple[TableOverview, ...]:
+        return tuple(table for table in self.tables if table.failing)
+
     def errors_only(self) -> Overview:
-        return replace(self, tables=self.set_aside)
+        return replace(self, tables=self.failing)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``walflow status --json`` prints: keys are only ever added."""
@@ -74,6 +83,7 @@ class Overview:
             "holder": None if self.lease is None else _holder_dict(self.lease),
             "report": None if self.report is None else _report_dict(self.report),
             "set_aside": len(self.set_aside),
+            "failing": len(self.failing),
             "tables": [_table_dict(table) for table in self.tables],
             "requests": [
                 {
@@ -112,15 +122,15 @@ def read_overview(
 
 
 def _rank(table: TableOverview) -> tuple[int, TableName]:
-    rank = 0 if table.set_aside else 1 if table.state.phase in _COPYING else 2
+    rank = 0 if table.failing else 1 if table.state.phase in _COPYING else 2
     return rank, table.name
 
 
 def _lag_bytes(oid: int, state: TableReplicationState, report: Report | None) -> int | None:
     if report is None:
         return None
-    if state.error is not None:
-        followed, position = state.error.phase in FOLLOWED, state.position
+    if state.phase is Phase.ERRORED:
+        followed, position = stands_at(state) in FOLLOWED, state.position
     else:
         # Nothing is noted of a table that nothing happens to: it is as far as all of the log is.
         followed = state.phase in FOLLOWED

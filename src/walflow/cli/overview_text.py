@@ -32,7 +32,7 @@ def print_overview(console: Console, overview: Overview, again: str) -> None:
         console.print(_for_people(console, overview) if console.is_terminal else _plain(overview))
     else:
         console.print("No tables to show.")
-    for table in overview.set_aside:
+    for table in overview.failing:
         console.print()
         _print_error(console, table, overview.at, again)
     if overview.requests:
@@ -124,19 +124,26 @@ def _cells(table: TableOverview, now: float) -> list[str | Text]:
 def _print_error(console: Console, table: TableOverview, now: float, again: str) -> None:
     state = table.state
     assert state.error is not None
-    advice = advise(table.name, state.error, now, again)
+    advice = advise(table.name, state.error, now, again, set_aside=table.set_aside)
     failures = "1 failure" if state.attempts == 1 else f"{state.attempts} failures"
-    console.print(
-        Text.assemble(
-            (str(table.name), "bold red"),
-            (" was set aside ", "bold red"),
-            f"{human_age(now - state.since)} ago in {state.error.phase.value}, after {failures}",
+    age, where = human_age(now - state.since), state.error.phase.value
+    title = Text(str(table.name), style="bold red")
+    if table.set_aside:
+        title.append(" was set aside ")
+        title.append(f"{age} ago in {where}, after {failures}", style="not bold default")
+    else:
+        title.append(" failed ")
+        title.append(
+            f"in {where}, and is being tried again since {age}, after {failures}",
+            style="not bold default",
         )
-    )
+    console.print(title)
     _print_indented(console, advice.reason)
     if advice.hint:
         _print_indented(console, f"What to do: {advice.hint}")
     _print_indented(console, advice.next)
+    if not advice.command:
+        return
     # In one piece, however long: it is there to be pasted.
     console.print(Text(f"    {advice.command}", style="bold"), soft_wrap=True)
 

@@ -49,6 +49,11 @@ class TableProgress:
 
     @property
     def set_aside(self) -> bool:
+        return self.phase is Phase.ERRORED
+
+    @property
+    def failing(self) -> bool:
+        """Whether it was set aside, or is being tried again and has not succeeded yet."""
         return self.error is not None
 
     @property
@@ -92,13 +97,14 @@ class Progress:
 
     @property
     def set_aside(self) -> tuple[TableProgress, ...]:
-        """What waits longest first."""
-        return tuple(
-            sorted(
-                (table for table in self.tables if table.set_aside),
-                key=lambda table: (table.since, table.name),
-            )
-        )
+        """By name, as all tables are."""
+        return tuple(table for table in self.failing if table.set_aside)
+
+    @property
+    def failing(self) -> tuple[TableProgress, ...]:
+        """By name: while tables are tried again and again, they keep their places."""
+        failing = (table for table in self.tables if table.failing)
+        return tuple(sorted(failing, key=lambda table: table.name))
 
     @property
     def lag_bytes(self) -> int | None:

@@ -124,11 +124,13 @@ class Watcher:
 
 def _fields(progress: Progress) -> dict[str, object]:
     names = [str(table.name) for table in progress.set_aside]
+    tried = [str(table.name) for table in progress.failing if not table.set_aside]
     return {
         "tables": len(progress.tables),
         "copying": progress.copying,
         # Only where there are any: a line that has it is one to look at.
         **({"set_aside": ", ".join(names)} if names else {}),
+        **({"tried_again": ", ".join(tried)} if tried else {}),
         "rows_copied": progress.rows_copied,
         **_of_copies(progress),
         "changes": progress.changes,

@@ -26,10 +26,11 @@ NOT_RUNNING = 1
     "Spark are not asked. Lag is how far a table is behind the source's log, as of the pipeline's "
     "last report; - while it is not followed, or nothing was reported. The mode, and the freshness "
     "if it is not auto, are what the settings file wants, if it is named.\n\n"
-    "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table is set "
-    "aside.\n\n"
+    "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table fails: it is "
+    "set aside, or is being tried again after an error and has not succeeded yet.\n\n"
     "The object of --json: pipeline, at, running, holder (host, pid, lease_seconds_left), report "
-    "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), tables "
+    "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), failing (how many have "
+    "an error), tables "
     "(table, schema, name, oid, destination, mode, freshness (both null without a settings "
     "file), phase, since, position, rows_copied, changes_applied, lag_bytes, attempts, error "
     "(code, reason, hint, phase, retry, next_attempt)), requests (id, table, action, asked). "
@@ -42,7 +43,7 @@ NOT_RUNNING = 1
     ),
 )
 @pipeline_options(ends=False)
-@click.option("--errors", is_flag=True, help="Only tables that are set aside.")
+@click.option("--errors", is_flag=True, help="Only tables that fail.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--check", is_flag=True, help="Tell by the exit code whether all is well.")
 @debug_option
@@ -69,7 +70,7 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
         return 0
     if not overview.running:
         return NOT_RUNNING
-    return TablesSetAside.exit_code if overview.set_aside else 0
+    return TablesSetAside.exit_code if overview.failing else 0
 
 
 def _print(overview: Overview, again: str) -> None:

@@ -33,8 +33,8 @@ _LINES_A_ERROR = 5
 
 _BAR_WIDTH = 13
 
-_URGENCY = {Phase.ERRORED: 0, Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
-"""Of the phases that need a look before others."""
+_URGENCY = {Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
+"""Of the phases that need a look before others. (Tables that fail come before all.)"""
 
 
 class View:
@@ -84,11 +84,11 @@ class View:
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._header()]
         if self._progress is not None and self._progress.tables:
-            set_aside = self._progress.set_aside
-            told = min(len(set_aside), max(1, self._console.height // _LINES_A_ERROR // 2))
+            failing = self._progress.failing
+            told = min(len(failing), max(1, self._console.height // _LINES_A_ERROR // 2))
             room = self._console.height - _LINES_AROUND - _LINES_A_ERROR * told
             parts += ["", _tables(self._progress.tables, max(1, room)), ""]
-            parts += [self._error(table) for table in set_aside[:told]]
+            parts += [self._error(table) for table in failing[:told]]
             parts.append(_totals(self._progress))
         if self._stage:
             self._spinner.update(text=Text(f"{self._stage} …"))
@@ -115,13 +115,16 @@ class View:
     def _error(self, table: TableProgress) -> RenderableType:
         """In few lines: the full text is what `walflow status` is for."""
         assert table.error is not None
-        advice = advise(table.name, table.error, time.time(), self._again)
+        advice = advise(
+            table.name, table.error, time.time(), self._again, set_aside=table.set_aside
+        )
+        what = "was set aside" if table.set_aside else "failed"
         elsewhere = with_options("The whole text is shown by `walflow status`", self._again)
         lines = [
-            Text.assemble((f"✗ {table.name} was set aside: ", "bold red"), advice.reason),
+            Text.assemble((f"✗ {table.name} {what}: ", "bold red"), advice.reason),
             Text(f"  {advice.hint or elsewhere}"),
             Text(f"  {advice.next}", style="yellow"),
-            Text(f"    {advice.command}", style="bold"),
+            *([Text(f"    {advice.command}", style="bold")] if advice.command else []),
         ]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
@@ -129,12 +132,15 @@ class View:
 
 
 def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
-    busiest_first = sorted(tables, key=_urgency)
     if any(map(_has_bar, tables)):
         # They have a heading of their own, and air below.
         room = max(1, room - 2)
-    # One line less where "and more" needs it.
-    shown = busiest_first if len(tables) <= room else busiest_first[: max(1, room - 1)]
+    shown = sorted(tables, key=_urgency)
+    if len(tables) > room:
+        # One line less where "and more" needs it.
+        shown = shown[: max(1, room - 1)]
+    # Whoever reads a line finds it where it was: which tables there are changes, their order never.
+    shown.sort(key=lambda table: table.name)
     copies = [table for table in shown if _has_bar(table)]
     others = [table for table in shown if not _has_bar(table)]
     parts: list[RenderableType] = []
@@ -196,18 +202,22 @@ def _has_bar(table: TableProgress) -> bool:
     return table.phase is Phase.DATA_SYNC and table.rows_expected > 0
 
 
-def _urgency(table: TableProgress) -> tuple[int, float, TableName]:
-    """Failed, then unfinished, then busy tables first; else by name."""
-    # In steps of two, so that lines do not change places all the time.
-    busy = int(table.changes_per_second).bit_length()
-    return _URGENCY.get(table.phase, len(_URGENCY)), -busy, table.name
+def _urgency(table: TableProgress) -> tuple[int, int, TableName]:
+    """Which are shown if there is no room for all: those that fail, then unfinished ones, then
+    those with most changes."""
+    # By all changes so far, in steps of two: by those of now, lines would come and go all the time.
+    rank = 0 if table.failing else _URGENCY.get(table.phase, len(_URGENCY) + 1)
+    return rank, -table.changes.bit_length(), table.name
 
 
 def _totals(progress: Progress) -> Text:
     lag, set_aside = progress.lag_bytes, len(progress.set_aside)
+    tried = len(progress.failing) - set_aside
     text = Text(f"{len(progress.tables)} table{'' if len(progress.tables) == 1 else 's'}")
     if set_aside:
         text.append(" · ").append(f"{set_aside} set aside", style="bold red")
+    if tried:
+        text.append(" · ").append(f"{tried} tried again", style="bold red")
     if progress.copying:
         text.append(f" · {progress.copying} being copied")
     text.append(f" · {human_count(progress.rows_copied)} rows copied")

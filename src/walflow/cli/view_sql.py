@@ -27,22 +27,29 @@ __all__ = ["view"]
     "TABLE is the source's schema.table, or just table for one in the schema public. The source is "
     "not asked, and the pipeline may run or not. Exit code 75 if there is no such table.\n\n"
     + SETTINGS_EPILOG,
-    examples=("walflow view public.events --file pipeline.yaml > events.sql",),
+    examples=("walflow view pipeline.yaml public.events > events.sql",),
 )
-@click.argument("table")
-@pipeline_options(ends=True, tables=True)
+@click.argument("words", nargs=-1, metavar="[FILE] TABLE")
+@pipeline_options(ends=True, words="words")
 @debug_option
 @click.pass_context
-def view(context: click.Context, /, table: str, chosen: Chosen) -> int:
+def view(context: click.Context, /, words: tuple[str, ...], chosen: Chosen) -> int:
     """Print the SQL of the view that shows a table."""
+    from walflow.cli.opening import tell_of_spark
     from walflow.cli.processes import own_temporary_folder
+    from walflow.destinations import check_is_lake
     from walflow.mapping import TableMapping
     from walflow.observe import logs
     from walflow.spark.names import quoted
 
-    settings = chosen.settings()
+    if len(words) != 1:
+        raise click.UsageError("Name one table.")
+    (table,) = words
+    settings = chosen.known_settings(source=False)
+    check_is_lake(settings, "view")
     name = TableMapping(settings.mapping).destination(_source_name(settings, table))
     logs.configure(level="warning")
+    tell_of_spark("to look into the destination")
     with own_temporary_folder():
         query = _query(settings, name, debug=is_debug(context))
     click.echo(f"CREATE OR REPLACE TEMPORARY VIEW {quoted(name.name)} AS\n{query};")
@@ -62,11 +69,10 @@ def _source_name(settings: Settings, table: str) -> TableName:
 
 
 def _query(settings: Settings, name: TableName, *, debug: bool) -> str:
-    from walflow.destinations import check_is_lake, open_destination
+    from walflow.destinations import open_destination
     from walflow.destinations.lake import LakeDestination
     from walflow.errors import UnknownTable
 
-    check_is_lake(settings, "view")
     # Whose the tables are does not matter to who only reads.
     opened = open_destination(settings, "", debug=debug, warm_up=False)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -10,9 +10,21 @@ from pydantic.fields import FieldInfo
 
 from walflow.config.settings import Settings
 
-__all__ = ["ENVIRONMENT_PREFIX", "all_paths", "field_at", "keys_of", "section_at", "variable_of"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "SHORT",
+    "all_paths",
+    "field_at",
+    "in_sections",
+    "keys_of",
+    "section_at",
+    "values_as_sections",
+    "variable_of",
+]
 
 ENVIRONMENT_PREFIX = "WALFLOW_"
+SHORT = "uri"
+"""In the place of a section that has such a setting, a text is that: ``source: postgresql://…``."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
@@ -63,6 +75,32 @@ def _section_of_each(model: type[BaseModel], key: str) -> type[BaseModel] | None
 def field_at(path: Sequence[str]) -> FieldInfo | None:
     section = section_at(path[:-1])
     return None if section is None else _field(section, path[-1])
+
+
+def in_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with short forms of sections written out."""
+    sections = keys_of(Settings)
+    return {
+        key: {SHORT: value}
+        if isinstance(value, str) and (section := sections.get(key)) and SHORT in keys_of(section)
+        else value
+        for key, value in values.items()
+    }
+
+
+def values_as_sections(
+    values: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Where something else stands than a section should. Laid over each other, the layers of
+    settings would not show it: the other one's section would be all that is left."""
+    section = section_at(path)
+    for key, kind in ({} if section is None else keys_of(section)).items():
+        if kind is None or key not in values:
+            continue
+        if isinstance(inner := values[key], Mapping):
+            yield from values_as_sections(inner, (*path, key))
+        else:
+            yield (*path, key)
 
 
 def _field(model: type[BaseModel], key: str) -> FieldInfo | None:

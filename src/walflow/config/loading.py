@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from walflow.config.keys import ENVIRONMENT_PREFIX, keys_of
-from walflow.config.problems import described
+from walflow.config.keys import ENVIRONMENT_PREFIX, in_sections, keys_of, values_as_sections
+from walflow.config.problems import described, no_section
 from walflow.config.settings import Settings
 from walflow.config.variables import filled_in
 from walflow.errors import ConfigError
@@ -24,8 +24,11 @@ def load_settings(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
+    noted: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the file (if any) under the environment under the overrides.
+    """Settings from the file (if any) under the environment under the overrides. ``noted``: what
+    is known of the pipeline otherwise, under all of these.
 
     Overrides are nested like the file, or have dotted keys (``{"source.uri": …}``); a value of
     None means that nothing was said. All problems are told at once in one ConfigError, which
@@ -33,21 +36,32 @@ def load_settings(
     """
     environment = os.environ if environment is None else environment
     said, set_there = _from_overrides(overrides or {}), _from_environment(environment)
-    written = {} if file is None else _from_file(file)
+    written = {} if file is None else in_sections(_from_file(file))
     layers = {
         "command line": said,
         "environment": set_there,
         # What is said elsewhere stands before the file, and needs no variables of it.
         f"file {file}": filled_in(written, environment, beside=_merge(set_there, said)),
+        "pipeline.json beside the log": noted or {},
     }
     # Sections begin empty, so that what is missing inside them is told, not the section.
     merged: dict[str, Any] = {key: {} for key, section in keys_of(Settings).items() if section}
     for layer in reversed(layers.values()):
         merged = _merge(merged, layer)
+    no_sections = {
+        path: name for name, layer in layers.items() for path in values_as_sections(layer)
+    }
+    problems = [no_section(path, layer) for path, layer in no_sections.items()]
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
+        if not problems:
+            return settings
     except ValidationError as error:
-        problems = [described(problem, layers) for problem in error.errors(include_url=False)]
+        problems += [
+            described(problem, layers)
+            for problem in error.errors(include_url=False)
+            if not any(problem["loc"][: len(path)] == path for path in no_sections)
+        ]
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     raise ConfigError(
         "\n  ".join([f"{count} missing or wrong:", *problems]),
@@ -99,14 +113,14 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         path = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if len(path) == 1 and not get_close_matches(path[0], known, cutoff=0.8):
             continue
-        found = _merge(found, _nested(path, value))
+        found = _merge(found, in_sections(_nested(path, value)))
     return found
 
 
 def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in overrides.items():
-        found = _merge(found, _nested(key.split("."), value))
+        found = _merge(found, in_sections(_nested(key.split("."), value)))
     return _given(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from walflow.config.keys import all_paths, field_at, keys_of, section_at, variable_of
 from walflow.redaction import redacted
 
-__all__ = ["described"]
+__all__ = ["described", "no_section"]
 
 _OF_THE_KEY = "[key]"
 """With which pydantic ends the place of a problem that a mapping's key has, not its value."""
@@ -42,6 +42,16 @@ def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) ->
         return f"{shown}{place}: must be a section with {', '.join(_known_at(path))}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{shown}{place}: {message[:1].lower()}{message[1:]}"
+
+
+def no_section(path: Sequence[str], layer: str) -> str:
+    """A section is something else there."""
+    keys = _known_at(list(path))
+    shown = ".".join(path)
+    return (
+        f"{shown} ({layer}): must be a section with {', '.join(keys)}, like "
+        f"{path[-1]}: {{{keys[0]}: …}}"
+    )
 
 
 def _known_at(path: list[str]) -> list[str]:

@@ -52,6 +52,8 @@ In the file, `${NAME}` stands for a variable of the environment, so that a secre
 written there: `uri: postgresql://app:${SHOP_PASSWORD}@host/shop`. In a URI's user, password and
 parameters it is percent-encoded as it must be there. `$${` is a `${` as it stands.
 
+A URI alone may stand for `source`, `destination` and `store`: `source: postgresql://app@host/shop`.
+
 Editors check and complete the file by its JSON schema,
 [walflow.schema.json](../walflow.schema.json), which `walflow init` puts beside it.
 """

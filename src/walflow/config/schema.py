@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from walflow.config.keys import SHORT, keys_of
 from walflow.config.settings import Settings
 
 __all__ = ["settings_schema"]
@@ -22,6 +23,10 @@ def settings_schema() -> str:
         section["properties"] = {
             key: _property(field) for key, field in section["properties"].items()
         }
+    for key, kind in keys_of(Settings).items():
+        if kind is not None and SHORT in keys_of(kind):
+            short = {"type": "string", "description": f"{key}.{SHORT}, if nothing else is said."}
+            schema["properties"][key]["anyOf"].append(short)
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 

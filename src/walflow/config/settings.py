@@ -51,6 +51,9 @@ __all__ = [
 ]
 
 
+PICTURES_FILE = "pictures.db"
+
+
 def _without_secrets(values: Mapping[str, str]) -> dict[str, str]:
     return {key: MASK if is_secret_name(key) else redacted(value) for key, value in values.items()}
 
@@ -59,8 +62,12 @@ class SourceSettings(Section):
     """The Postgres database whose tables are followed."""
 
     uri: SecretStr = Field(description="postgresql://user:password@host:port/database?sslmode=…")
-    publication: str = Field(
-        "walflow", min_length=1, description="The publication whose tables are followed."
+    publication: str | None = Field(
+        None,
+        min_length=1,
+        description="The publication whose tables are followed; default: the one that the pipeline "
+        "began with. A new pipeline begins with `walflow_<name>`, or with one named `walflow` that "
+        "somebody has made by hand.",
     )
     create_publication: bool = Field(
         False,
@@ -309,6 +316,22 @@ class Settings(Section):
     @property
     def slot(self) -> str:
         return self.source.slot or f"walflow_{self.name}"
+
+    @property
+    def pictures_file(self) -> Path:
+        """Where the queries of `walflow as-of` are noted, beside the log."""
+        return self.log_folder / PICTURES_FILE
+
+    @property
+    def publication(self) -> str:
+        """The publication's name, or that of the one that walflow would make. Which one a pipeline
+        has that does not say it, only the source can tell: `chosen_publication` there."""
+        return self.source.publication or f"walflow_{self.name}"
+
+    def with_publication(self, name: str) -> Self:
+        """The same settings, in which the publication is said."""
+        source = self.source.model_copy(update={"publication": name})
+        return self.model_copy(update={"source": source})
 
     @property
     def log_folder(self) -> Path:

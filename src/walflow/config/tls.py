@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+import ssl
+from pathlib import Path
+from typing import Annotated, Literal
 from urllib.parse import quote, unquote
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from walflow.config.section import Section
-from walflow.config.values import HomePath
 
-__all__ = ["TlsSettings", "conninfo_value", "with_tls"]
+__all__ = ["TlsSettings", "conninfo_value", "is_pem", "with_tls"]
+
+_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+
+
+def is_pem(text: str) -> bool:
+    """Whether it is what is in a certificate's file, not the name of one."""
+    return text.lstrip().startswith("-----BEGIN")
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _certificate(text: str) -> str:
+    if not is_pem(text):
+        return str(Path(text).expanduser())
+    if _KEY.search(text):
+        raise ValueError(
+            "has a private key in it; only certificates belong here, and a key is named by its file"
+        )
+    # Some keepers of secrets give one line, with the ends of lines as \n.
+    text = text.strip().replace("\\n", "\n") + "\n"
+    try:
+        ssl.create_default_context(cadata=text)
+    except (ssl.SSLError, ValueError):
+        raise ValueError(
+            "begins like the text of a certificate, but is none: it goes from -----BEGIN "
+            "CERTIFICATE----- to -----END CERTIFICATE-----, with its line breaks"
+        ) from None
+    return text
+
+
+def _key(text: str) -> str:
+    if is_pem(text):
+        raise ValueError(
+            "must be the name of the key's file: libpq reads keys from files only, and walflow "
+            "writes no private key to one"
+        )
+    return str(Path(text).expanduser())
+
+
+Certificate = Annotated[str, BeforeValidator(_as_text), AfterValidator(_certificate)]
+KeyFile = Annotated[str, BeforeValidator(_as_text), AfterValidator(_key)]
 
 
 class TlsSettings(Section):
-    """Encryption of the source's connections, as libpq does it. The files must be where Spark's
-    executors are, too: they copy the tables."""
+    """Encryption of the source's connections, as libpq does it. Files must be where Spark's
+    executors are, too: they copy the tables. Certificates that are given as text need none."""
 
     mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = (
         Field(
@@ -26,14 +70,18 @@ class TlsSettings(Section):
             "root certificate; else libpq's `prefer`.",
         )
     )
-    root_certificate: HomePath | None = Field(
+    root_certificate: Certificate | None = Field(
         None,
-        description="The file with the certificate of who signed the server's, or `system`.",
+        description="The certificate of who signed the server's: its file, its text (PEM, "
+        "beginning with -----BEGIN), or `system`.",
     )
-    certificate: HomePath | None = Field(
-        None, description="The file with our own certificate, if the server asks for one."
+    certificate: Certificate | None = Field(
+        None,
+        description="Our own certificate, if the server asks for one: its file, or its text (PEM).",
     )
-    key: HomePath | None = Field(None, description="The file with the key of our certificate.")
+    key: KeyFile | None = Field(
+        None, description="The file with the key of our certificate. (Not its text.)"
+    )
 
     @property
     def parameters(self) -> dict[str, tuple[str, str]]:
@@ -45,7 +93,7 @@ class TlsSettings(Section):
             "sslkey": ("key", self.key),
         }
         return {
-            parameter: (setting, str(value))
+            parameter: (setting, value)
             for parameter, (setting, value) in said.items()
             if value is not None
         }

@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
+from walflow.paths import is_foreign_path
+
 __all__ = [
     "Address",
     "HomePath",
@@ -125,8 +127,15 @@ def _destination_table(text: str) -> str:
 # Nothing else of what str.format understands: no {table[0]}, {table!r} or {table:9}.
 _HALF = re.compile(r"(?!\s*$)(?:[^{}]|\{schema\}|\{table\})+")
 
+
+def _path_here(path: Path) -> Path:
+    if is_foreign_path(str(path)):
+        raise ValueError("must be a path of this machine, like /data/log, not a URI")
+    return path.expanduser()
+
+
 Address = Annotated[str, AfterValidator(_address)]
-HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
+HomePath = Annotated[Path, AfterValidator(_path_here)]
 Memory = Annotated[
     str, AfterValidator(_matching(r"\d+[kmgtKMGT][bB]?", "must be a number with a unit, like 2g"))
 ]

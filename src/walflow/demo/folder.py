@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from walflow.errors import ConfigError
+from walflow.paths import is_foreign_path
 
 __all__ = ["DemoFolder", "demo_folder"]
 
@@ -46,6 +47,10 @@ def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
     if wanted is None:
         path = Path(tempfile.mkdtemp(prefix="walflow-demo-"))
     else:
+        if is_foreign_path(str(wanted)):
+            raise ConfigError(
+                f"{wanted} is not a folder of this machine.", hint="Name another --folder."
+            )
         path = wanted.absolute()
         if path.is_dir() and any(path.iterdir()):
             raise ConfigError(

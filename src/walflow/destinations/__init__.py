@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
-from walflow.errors import BadUri, ConfigError, DestinationError
+from walflow.destinations.uris import GROUP, LAKES, check_uri, is_lake, kind_of, warehouse_of
+from walflow.errors import ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
 from walflow.plugins import PYTHON, installed, load_object, made
-from walflow.redaction import redacted
+from walflow.redaction import is_secret_name, redacted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,17 +29,15 @@ __all__ = [
     "OpenDestination",
     "check_folder",
     "check_is_lake",
+    "check_uri",
     "is_lake",
     "open_destination",
     "open_without_spark",
     "packages_of",
+    "place_of",
     "run_on_spark",
     "warehouse_of",
 ]
-
-_KNOWN = ("iceberg", "delta")
-"""Formats of a lake, as URIs name them."""
-_GROUP = "walflow.destinations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +60,11 @@ class OpenDestination:
                 stop_session(self.spark)
 
 
-def warehouse_of(uri: str) -> Path:
-    """The folder that a lake's URI names."""
-    parts = urlsplit(uri)
-    if parts.scheme not in _KNOWN:
-        known = (*_KNOWN, "http", "https", PYTHON)
-        raise BadUri(f"The destination {uri!r} is of no known kind (known: {', '.join(known)}).")
-    if parts.netloc or parts.query or parts.fragment or not parts.path:
-        raise BadUri(
-            f"The destination {uri!r} does not name a folder: three slashes, then the path.",
-            hint="For example iceberg:///data/lake. Settings of the catalog go into "
-            "destination.options.",
-        )
-    return Path(unquote(parts.path)).absolute()
-
-
-def is_lake(uri: str) -> bool:
-    """Whether the URI names a lake, of whatever format."""
-    return urlsplit(uri).scheme in _KNOWN
+def place_of(settings: Settings) -> str:
+    """Which lake it is, for notes about it: the URI, and all options but secrets."""
+    options = settings.destination.options.items()
+    said = sorted((key, value) for key, value in options if not is_secret_name(key))
+    return json.dumps([redacted(settings.destination.uri), said])
 
 
 def check_is_lake(settings: Settings, command: str) -> None:
@@ -96,7 +82,7 @@ def packages_of(uri: str) -> tuple[Package, ...]:
     from walflow.spark.jars import DELTA, ICEBERG
 
     known = {"iceberg": (ICEBERG,), "delta": (DELTA,)}
-    return known.get(urlsplit(uri).scheme, ())
+    return known.get(kind_of(uri), ())
 
 
 def open_destination(
@@ -121,6 +107,7 @@ def open_destination(
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
+    from walflow.destinations.lake.noted_pictures import NotedPictures
     from walflow.spark.session import make_session
 
     format, extensions, package = _lake_format(settings, warehouse)
@@ -143,6 +130,7 @@ def open_destination(
         owner,
         lambda name: plans.get(name, others),
         upkeep=upkeep_of(settings.maintenance),
+        noted=NotedPictures(settings.pictures_file, place_of(settings)),
     )
     if warm_up and isinstance(destination, Startup):
         threading.Thread(
@@ -171,17 +159,17 @@ def run_on_spark(
 def open_without_spark(settings: Settings) -> Destination | None:
     """The destination that the URI names; None if it is a lake, which is opened on Spark."""
     uri, options = settings.destination.uri, settings.destination.options
-    kind = urlsplit(uri).scheme
+    kind = kind_of(uri)
     if kind in ("http", "https"):
         from walflow.destinations.http import HttpDestination, HttpOptions
 
         return HttpDestination(uri, HttpOptions.parse(options))
-    if kind in _KNOWN:
+    if kind in LAKES:
         return None
     if kind == PYTHON:
         found = made(load_object(uri), "The destination", options=options)
     else:
-        factory = installed(_GROUP, kind)
+        factory = installed(GROUP, kind)
         if factory is None:
             return None
         found = made(factory, "The destination", uri, options=options)
@@ -205,7 +193,7 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
     from walflow.spark.jars import DELTA, ICEBERG
 
     options = settings.destination.options
-    if urlsplit(settings.destination.uri).scheme == "iceberg":
+    if kind_of(settings.destination.uri) == "iceberg":
         return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
     if unknown := sorted(options.keys() - {"catalog"}):
         raise ConfigError(

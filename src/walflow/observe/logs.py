@@ -20,7 +20,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from walflow.errors import WalflowError
 from walflow.redaction import MASK, is_secret_name, redacted
 
-__all__ = ["configure", "redact"]
+__all__ = ["configure", "configure_if_nobody_has", "redact"]
 
 _NESTING_LIMIT = 6
 
@@ -50,6 +50,35 @@ def configure(*, json: bool = False, level: str = "info", stream: TextIO | None 
         cache_logger_on_first_use=False,
     )
     _take_over_standard_logging(target, [*shared, structlog.stdlib.ExtraAdder()], renderers)
+
+
+def configure_if_nobody_has() -> None:
+    """For callers from Python: warnings and errors on stderr, no more, as of any library.
+
+    structlog by itself would print all, debug lines too, on stdout. Whoever has configured it,
+    by ``configure`` or otherwise, has it as it is.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            # Not by a class that filters: what replaces the processors, as tests do, sees all.
+            _only_warnings,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+            _explain_errors,
+            *_console(sys.stderr),
+        ],
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _only_warnings(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if method in ("debug", "info"):
+        raise structlog.DropEvent
+    return event
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

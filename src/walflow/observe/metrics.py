@@ -105,6 +105,10 @@ class Metrics:
             "memory_backpressure", "1 while receiving pauses because the log is at its limit."
         )
         self.tables = gauge("tables_total", "Tables in each phase.", "phase")
+        self.tables_failing = gauge(
+            "tables_failing",
+            "Tables that failed and have not succeeded since: set aside, or being tried again.",
+        )
         self.pipeline_active = gauge("pipeline_active", "1 while the pipeline runs.")
         self.pipeline_starts = counter("pipeline_starts_total", "Starts of the pipeline.")
         self.pipeline_stops = counter("pipeline_stops_total", "Orderly ends of the pipeline.")
@@ -135,6 +139,7 @@ class PipelineMetrics:
         self.status_updates = metrics.status_updates.labels(pipeline)
         self.memory_backpressure = metrics.memory_backpressure.labels(pipeline)
         self.slot_invalidations = metrics.slot_invalidations.labels(pipeline)
+        self.tables_failing = metrics.tables_failing.labels(pipeline)
         self._active = metrics.pipeline_active.labels(pipeline)
         self._starts = metrics.pipeline_starts.labels(pipeline)
         self._stops = metrics.pipeline_stops.labels(pipeline)

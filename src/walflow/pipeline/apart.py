@@ -17,7 +17,7 @@ def check_store_apart(connection: Session, settings: Settings) -> None:
     uri, schema = settings.store.uri, settings.store.postgres_schema
     if uri is None or not uri.get_secret_value().lower().startswith("postgres"):
         return
-    publication = settings.source.publication
+    publication = settings.publication
     with source_errors("see whether the store is published"):
         published = connection.execute(
             "SELECT schemaname, tablename FROM pg_publication_tables"

@@ -71,9 +71,7 @@ def assemble(
     settings, log, tables = ground.settings, ground.log, ground.tables
     spark, destination = ground.destination.spark, ground.destination.destination
     uri, application = settings.source.uri.get_secret_value(), ground.application
-    published = Published(
-        uri, application, settings.source.publication, settings.types, settings.tables
-    )
+    published = Published(uri, application, settings.publication, settings.types, settings.tables)
     cleanup.callback(published.close)
     snapshots = Snapshots(uri, application, settings.slot, published, ground.stop)
     cleanup.callback(snapshots.close)

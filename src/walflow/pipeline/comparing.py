@@ -13,12 +13,9 @@ from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import TableError, stands_at
+from walflow.states import Gap, TableReplicationState, stands_at
 
 __all__ = ["Comparer", "in_conflict", "is_passing"]
-
-_PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
-"""Errors that another look at the publication may find gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +24,8 @@ class Comparer:
     tables: Tables
     evolver: Evolver
     destination: Destination
+    trust_rewrites: bool
+    """Rows that were written anew are taken to be the same."""
 
     def why_copied_again(self, state: TableState, table: PublishedTable, began: Lsn) -> str | None:
         """Why the table has to be copied again; None: it need not, though its form may be another
@@ -41,13 +40,21 @@ class Comparer:
         phase = stands_at(state)
         if phase is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
-        if not state.membership.continues(table.membership):
-            return "it is published in another way"
+        gap = state.membership.gap(table.membership)
+        if gap is Gap.REWRITTEN and self.trust_rewrites:
+            gap = None
+        if gap is not None:
+            # What wrote the rows anew may be known.
+            known = self._outgrown(state, table) if gap is Gap.REWRITTEN else None
+            return known or gap.value
         if phase is Phase.DATA_SYNC or (state.changing is not None and state.waits_for_operator):
             # It is read in one form; and a form that the destination refused may be gone again.
             return None if state.schema.same_columns(table.schema) else "its form has changed"
         if state.schema.version >= began:
             return None  # the log has told of a newer form since
+        return self._outgrown(state, table)
+
+    def _outgrown(self, state: TableState, table: PublishedTable) -> str | None:
         try:
             self.evolver.way(state.schema, table.schema)
         except Outgrown as outgrown:
@@ -61,7 +68,7 @@ class Comparer:
 
     def _can_be_renamed(self, state: TableState, table: PublishedTable) -> bool:
         destination = self.mapping.destination(table.name)
-        if stands_at(state) not in FOLLOWED or in_conflict(state.error):
+        if stands_at(state) not in FOLLOWED or in_conflict(state):
             return False
         if destination == state.destination:
             return True
@@ -82,17 +89,18 @@ class Comparer:
                 state is not None
                 and other.schema.oid != table.schema.oid
                 and self.mapping.destination(other.name) == destination
-                and not in_conflict(state.error)
+                and not in_conflict(state)
             ):
                 rivals.append(other.name)
         return conflict((table.name, *rivals), destination) if rivals else None
 
 
-def is_passing(error: TableError | None) -> bool:
+def is_passing(state: TableState) -> bool:
     """Whether a table was set aside for something that another look may find gone."""
-    return error is not None and error.code in _PASSING
+    return state.set_aside is not None and state.set_aside.passing
 
 
-def in_conflict(error: TableError | None) -> bool:
+def in_conflict(state: TableState | TableReplicationState) -> bool:
     """Whether a table was set aside for its name: then it has no table of the destination."""
+    error = state.error if state.phase is Phase.ERRORED else None
     return error is not None and error.code == "MappingConflict"

@@ -105,11 +105,12 @@ class Coordinator:
     def _turn(self) -> None:
         parts = self._parts
         parts.lease.check()
-        self._check_intake()
+        self._unless_lost(parts.intake.check)
         parts.log.wait_for_change(parts.lanes.routed, _IDLE_SECONDS)
         unfollowed = parts.lanes.route()
         parts.dispatcher.tick()
-        parts.joiner.look(hurry=any(parts.tables.get(oid) is None for oid in unfollowed))
+        hurry = any(parts.tables.get(oid) is None for oid in unfollowed)
+        self._unless_lost(lambda: parts.joiner.look(hurry=hurry))
         now = time.monotonic()
         if now - self._asked >= self._timing.requests:
             self._asked = now
@@ -150,6 +151,7 @@ class Coordinator:
         self._metrics.end_to_end_lag_bytes.set(status.lag_bytes)
         self._metrics.end_to_end_lag_seconds.set(status.lag_seconds)
         self._metrics.set_phases({state.name: state.phase for state in states})
+        self._metrics.tables_failing.set(sum(state.error is not None for state in states))
         return status
 
     def _as_of_now(self, state: TableState) -> TableState:
@@ -157,9 +159,9 @@ class Coordinator:
 
     # The slot.
 
-    def _check_intake(self) -> None:
+    def _unless_lost(self, work: Callable[[], None]) -> None:
         try:
-            self._parts.intake.check()
+            work()
         except SlotLost as error:
             if self._settings.source.on_slot_lost != "resync":
                 self._metrics.slot_invalidations.inc()
@@ -222,7 +224,7 @@ class Coordinator:
         """The log is full, and receiving waits: a table that was set aside must not stop all."""
         needed = self._needed()
         for state in self._parts.tables.all():
-            if state.error is None or _is_given_up(state) or state.position != needed:
+            if state.set_aside is None or _is_given_up(state) or state.position != needed:
                 continue
             if self._needed(without=state.schema.oid) == needed:
                 continue  # others need the same: nothing would be won
@@ -262,7 +264,7 @@ def _tell(state: tenacity.RetryCallState) -> None:
 
 def _is_given_up(state: TableState) -> bool:
     """Whether the log need not keep the table's changes."""
-    return state.error is not None and state.error.retry.kind is RetryKind.NONE
+    return state.set_aside is not None and state.set_aside.retry.kind is RetryKind.NONE
 
 
 def _as_of(state: TableState, progress: LaneProgress | None) -> TableState:

@@ -13,7 +13,7 @@ from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.syncing import SYNCED_PHASES, Syncer
 from walflow.pipeline.tables import Tables, TableState
-from walflow.states import RetryKind
+from walflow.states import RetryKind, TableError
 
 __all__ = ["Dispatcher"]
 
@@ -58,6 +58,11 @@ class Dispatcher:
         """Whether someone works on the table."""
         return self._syncer.has(oid) or self._lanes.progress(oid) is not None
 
+    def is_through(self, oid: int, position: Lsn) -> bool:
+        """Whether all changes of a table that is followed up to the position are applied."""
+        progress = self._lanes.progress(oid)
+        return progress is not None and progress.verified and progress.position >= position
+
     def withdraw(self, oid: int) -> bool:
         """Take the table away from whoever has it; False if that takes a while: ask again."""
         return self._syncer.remove(oid) and self._lanes.leave(oid)
@@ -72,7 +77,7 @@ class Dispatcher:
         for state in self._tables.all():
             oid = state.schema.oid
             waits = state.phase is Phase.SYNC_WAIT
-            due = state.error is not None and _is_due(state)
+            due = state.set_aside is not None and _is_due(state.set_aside)
             if not (waits or due) or self.has(oid):
                 continue
             if waits and self._log.end >= state.position:
@@ -82,9 +87,10 @@ class Dispatcher:
                 _logger.info("trying a table again", table=str(state.name), attempt=state.attempts)
                 self.retry(oid)
 
-    def retry(self, oid: int) -> TableState:
-        """A table that was set aside goes on where it failed. Nobody may be working on it."""
-        state = self._tables.retry(oid)
+    def retry(self, oid: int, *, mended: bool = False) -> TableState:
+        """A table that was set aside goes on where it failed. Nobody may be working on it.
+        ``mended``: the cause is known to be gone."""
+        state = self._tables.retry(oid, mended=mended)
         self.dispatch(oid)
         return state
 
@@ -121,7 +127,6 @@ class Dispatcher:
         return True
 
 
-def _is_due(state: TableState) -> bool:
-    assert state.error is not None
-    retry = state.error.retry
+def _is_due(error: TableError) -> bool:
+    retry = error.retry
     return retry.kind is RetryKind.TIMED and (retry.at is None or retry.at <= time.time())

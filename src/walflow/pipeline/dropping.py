@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from psycopg.conninfo import conninfo_to_dict
 
+from walflow.changelog.identity import HEAD
 from walflow.changelog.removing import own_log, remove_log
 from walflow.config import Settings
-from walflow.destinations import open_destination
+from walflow.destinations import open_destination, open_without_spark
 from walflow.destinations.base import (
     AdoptsFiles,
     Destination,
@@ -28,11 +29,13 @@ from walflow.destinations.base import (
 )
 from walflow.errors import DestinationForeign
 from walflow.failpoints import failpoint
-from walflow.model import TableSchema, quote_identifier
+from walflow.model import TableName, TableSchema, quote_identifier
+from walflow.paths import is_there
 from walflow.pipeline.handing_over import shadow_of
+from walflow.pipeline.known import forget, pipelines_on_this_machine, read_known, settled
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.source.connection import connect
-from walflow.source.publication import drop_publication, made_by_walflow
+from walflow.source.publication import drop_publication, made_by_walflow, other_users
 from walflow.source.server import read_server
 from walflow.source.slots import drop_slot, read_slot
 from walflow.stores import STATE_FILE, sql_tables
@@ -50,11 +53,18 @@ class Remains:
 
     slot: str | None = None
     publication: str | None = None
-    """Only if walflow made it."""
+    """Only if walflow made it for this pipeline, and nobody else is known to read it."""
+    shared: str | None = None
+    """Else: the publication that walflow made for this pipeline, and that others use."""
+    users: tuple[str, ...] = ()
+    """The slots of those others."""
     source: str | None = None
     """By which the destination tells this source's tables from others; None: it is not known."""
     tables: tuple[TableSchema, ...] = ()
-    """Those of the destination that the store knows, with the names that they have there."""
+    """Those of the destination that the pipeline has made, as the store knows it, with the names
+    that they have there."""
+    stays: tuple[tuple[TableName, str], ...] = ()
+    """Tables of the destination that the pipeline knows and that are not dropped, and why."""
     others: bool = False
     """Whether to look for more: the destination may have tables that are marked as this
     pipeline's, and that it no longer follows."""
@@ -79,14 +89,21 @@ def find_remains(
     Raises PipelineInUse while a process runs the pipeline, LogForeign if the folder has another
     one's log, and what keeps the source from answering, unless it is skipped.
     """
+    tables: tuple[TableSchema, ...] = ()
+    stays: tuple[tuple[TableName, str], ...] = ()
     with _held(store):
-        tables = () if store is None or keep_tables else _tables(store)
+        if store is not None and not keep_tables:
+            tables, stays = _tables(store)
         known = store is not None and bool(store.get_table_replication_states())
+    if not keep_tables and (unable := _cannot_drop(settings)) is not None:
+        stays = tuple((table.name, unable) for table in tables)
+        tables, keep_tables = (), True
     identity = own_log(settings.log_folder, settings.name)
     found = Remains(
         tables=tables,
+        stays=stays,
         log=None if identity is None else settings.log_folder,
-        store=known or bool(tables),
+        store=known or bool(tables or stays),
     )
     uri = settings.source.uri.get_secret_value()
     if skip_source:
@@ -96,43 +113,76 @@ def find_remains(
         return replace(
             found, source=f"{identity.system_id}/{database}", others=bool(found) and not keep_tables
         )
-    publication = settings.source.publication
     with connect(uri, application_name=_application(settings)) as connection:
         server = read_server(connection)
         slot = read_slot(connection, settings.slot)
+        publication = settled(connection, settings, begun=known).publication
         made = made_by_walflow(connection, publication, settings.name)
+        system = f"{server.system_identifier}/{server.database}"
+        users = (
+            other_users(
+                connection, publication, settings.name, settings.slot, _readers(settings, system)
+            )
+            if made
+            else ()
+        )
     # A slot of that name in another database, or for another plugin, is somebody else's.
     is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
     found = replace(
         found,
         slot=settings.slot if is_ours else None,
-        publication=publication if made else None,
-        source=f"{server.system_identifier}/{server.database}",
+        publication=publication if made and not users else None,
+        shared=publication if made and users else None,
+        users=users,
+        source=system,
     )
     return replace(found, others=bool(found) and not keep_tables)
 
 
-def _tables(store: Store) -> tuple[TableSchema, ...]:
+def _readers(settings: Settings, system: str) -> dict[str, str]:
+    """The publications of other pipelines on this machine, by slot."""
+    return {
+        known.slot: known.publication
+        for _, known in pipelines_on_this_machine(settings)
+        if known.system == system
+    }
+
+
+def _cannot_drop(settings: Settings) -> str | None:
+    """Why the destination drops no tables; None: it does."""
+    own = open_without_spark(settings)
+    if own is None or isinstance(own, DropsTables):
+        return None
+    return f"the destination {own.name} cannot drop tables"
+
+
+def _tables(
+    store: Store,
+) -> tuple[tuple[TableSchema, ...], tuple[tuple[TableName, str], ...]]:
+    """The tables that were made, and those that were found to be another's."""
     store.load_table_schemas()
     store.load_table_mappings()
-    names = store.get_table_mappings()
-    return tuple(
-        sorted(
-            (
-                replace(schema, name=names.get(schema.oid, schema.name))
-                for schema in store.get_table_schemas()
-            ),
-            key=lambda schema: schema.name,
-        )
-    )
+    names, states = store.get_table_mappings(), store.get_table_replication_states()
+    made: list[TableSchema] = []
+    foreign: list[tuple[TableName, str]] = []
+    for schema in store.get_table_schemas():
+        name = names.get(schema.oid, schema.name)
+        error = None if schema.oid not in states else states[schema.oid].error
+        if error is not None and error.code == DestinationForeign.__name__:
+            foreign.append((name, error.reason))
+        else:
+            made.append(replace(schema, name=name))
+    return tuple(sorted(made, key=lambda schema: schema.name)), tuple(sorted(foreign))
 
 
 def drop_sql(settings: Settings) -> tuple[str, ...]:
     """What is left to be run by hand on a source that was skipped."""
     slot = settings.slot.replace("'", "''")
+    known = read_known(settings.log_folder)
+    publication = settings.source.publication or (known and known.publication)
     return (
         f"SELECT pg_drop_replication_slot('{slot}');",
-        f"DROP PUBLICATION IF EXISTS {quote_identifier(settings.source.publication)};",
+        f"DROP PUBLICATION IF EXISTS {quote_identifier(publication or settings.publication)};",
     )
 
 
@@ -156,7 +206,11 @@ def drop_pipeline(
         destination: Destination | None = None
         tables = remains.tables
         if remains.source is not None and (tables or remains.others):
-            opened = open_destination(settings, remains.source, spark=spark, debug=debug)
+            if spark is None:
+                tell("starting Spark, to drop the destination's tables …")
+            opened = open_destination(
+                settings, remains.source, spark=spark, debug=debug, warm_up=False
+            )
             stack.callback(opened.close)
             destination = opened.destination
             if remains.others:
@@ -180,7 +234,9 @@ def remove_leftovers(settings: Settings) -> None:
     it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
     must be closed."""
     file = settings.log_folder / STATE_FILE
-    if settings.store.uri is None and file.exists() and _is_empty(file):
+    if not (settings.log_folder / HEAD).exists():
+        forget(settings.log_folder)
+    if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     # Somebody's files may be in it, or it is gone.

@@ -55,14 +55,14 @@ class Evolver:
         self._destination = destination
         self._tables = tables
         self._metrics = metrics
-        self._trust_rewrites = trust_rewrites
+        self.trust_rewrites = trust_rewrites
 
     def way(self, before: TableSchema, after: TableSchema) -> Evolution:
         """From one form to another, with the values of columns that were added. Raises Outgrown."""
         if any(map(_is_reserved, after.column_names)):
             raise Outgrown("it has a column with a name that the change log needs for itself")
         try:
-            found = evolution(before, after, trust_rewrites=self._trust_rewrites)
+            found = evolution(before, after, trust_rewrites=self.trust_rewrites)
         except NotFollowed as refusal:
             raise Outgrown(refusal.reason) from refusal
         if _is_needed(found) and not isinstance(self._destination, ChangesTables):

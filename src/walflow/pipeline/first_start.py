@@ -8,6 +8,7 @@ import structlog
 
 from walflow.changelog.removing import remove_log
 from walflow.config import Settings
+from walflow.pipeline.known import forget
 from walflow.source.connection import connect
 from walflow.source.publication import drop_publication
 from walflow.source.slots import drop_slot
@@ -25,19 +26,23 @@ class Made:
     log: bool = False
     publication: bool = False
     slot: bool = False
+    known: bool = False
+    """What is known of the pipeline without its settings."""
 
     def take_back(self, settings: Settings, store: Store, application: str) -> None:
         """A slot that nobody reads would only hold the source's log back, and neither does anyone
         need what was noted of it. The log must be closed."""
-        uri, source = settings.source.uri.get_secret_value(), settings.source
+        uri = settings.source.uri.get_secret_value()
         if self.slot or self.publication:
             with connect(uri, application_name=application) as connection:
                 if self.slot:
                     drop_slot(connection, settings.slot)
                 if self.publication:
-                    drop_publication(connection, source.publication)
+                    drop_publication(connection, settings.publication)
         if self.slot:
             store.drop()
             _logger.info("nothing was copied: removed what was made for it", slot=settings.slot)
         if self.log:
             remove_log(settings.log_folder, settings.name)
+        if self.known:
+            forget(settings.log_folder)

@@ -96,7 +96,7 @@ class Intake:
         source = Source(
             self._uri,
             settings.slot,
-            settings.source.publication,
+            settings.publication,
             self._application,
             settings.source.backlog_bytes,
         )

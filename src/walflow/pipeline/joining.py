@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -15,7 +15,7 @@ from walflow.config import TablesSettings
 from walflow.destinations.base import Destination, Positioned
 from walflow.errors import SourceError
 from walflow.mapping import NamedTables, TableMapping, check_apart, conflict
-from walflow.model import Lsn, Phase, TableSchema
+from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.comparing import Comparer, in_conflict, is_passing
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.evolving import Evolver
@@ -28,7 +28,8 @@ from walflow.pipeline.syncing import SYNCED_PHASES
 from walflow.pipeline.tables import Tables, TableState
 from walflow.pipeline.timing import Timing
 from walflow.source.catalog import PublishedTable
-from walflow.states import TableReplicationState, stands_at
+from walflow.source.publication import publication_loss
+from walflow.states import TableReplicationState, followed_publications, stands_at
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]
@@ -37,6 +38,16 @@ _ANSWER_SECONDS = 0.05
 """The source mostly answers at once; when it does not, the answer is taken at a later turn."""
 
 _logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Leaving:
+    upto: Lsn
+    """Whatever is still to be applied to the table was done before this position."""
+    goes: bool = False
+    """Nothing more is applied to it."""
+    complete: bool = False
+    """Because nothing is missing."""
 
 
 class Joiner:
@@ -71,7 +82,9 @@ class Joiner:
         self._tables = tables
         self._reader = reader
         self._dispatcher = dispatcher
-        self._comparer = Comparer(mapping, tables, evolver, destination)
+        self._comparer = Comparer(
+            mapping, tables, evolver, destination, trust_rewrites=evolver.trust_rewrites
+        )
         self._first = FirstStates(mapping, store, log, destination)
         self._looked = self._compared = 0.0
         self._fingerprint = ""
@@ -81,6 +94,8 @@ class Joiner:
         """Tables that have to be copied again, and why."""
         self._withdrawn: set[int] = set()
         """Tables that were taken away from whoever had them, for a reason that may be gone."""
+        self._leaving: dict[int, _Leaving] = {}
+        """Tables that are no longer published, or chosen."""
         self._overtaken = False
         """Whether what was last seen is known to be old."""
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="walflow-join")
@@ -95,6 +110,7 @@ class Joiner:
         MappingConflict if two tables would share one of the destination.
         """
         self._news = None
+        self._leaving.clear()
         news = self._published.news(None)
         tables = news.tables or []
         published = {table.schema.oid: table for table in tables}
@@ -121,6 +137,9 @@ class Joiner:
                 self._admit(table, tables)
             else:
                 self._dispatcher.dispatch(oid, table.bytes)
+        for oid in self._leaving:
+            if not self._dispatcher.has(oid):
+                self._dispatcher.dispatch(oid)
 
     def _drop_used_copies(self) -> None:
         """Who is killed after a table's copy was handed over leaves it behind."""
@@ -139,7 +158,7 @@ class Joiner:
             {
                 table.name: self._mapping.destination(table.name)
                 for oid, table in published.items()
-                if oid not in stored or not in_conflict(stored[oid].error)
+                if oid not in stored or not in_conflict(stored[oid])
             }
         )
 
@@ -192,7 +211,7 @@ class Joiner:
             for other in self._tables.all()
             if other.schema.oid != oid
             and other.destination == state.destination
-            and not in_conflict(other.error)
+            and not in_conflict(other)
         ]
         if rivals:
             raise conflict((state.name, *rivals), state.destination)
@@ -204,6 +223,8 @@ class Joiner:
         so."""
         now = time.monotonic()
         if self._news is None:
+            if any(not self._stays(oid) for oid in self._leaving):
+                self._fingerprint = ""
             again = any(map(self._dispatcher.withdraw, self._pending()))
             patience = self._timing.publication / (10 if hurry or again else 1)
             if now - self._looked < patience:
@@ -216,7 +237,7 @@ class Joiner:
                 or overtaken
                 or (
                     now - self._compared >= self._timing.set_aside
-                    and any(is_passing(state.error) for state in self._tables.all())
+                    and any(is_passing(state) for state in self._tables.all())
                 )
             )
             since = None if all_of_it else self._fingerprint
@@ -241,6 +262,13 @@ class Joiner:
             _logger.debug("the publication cannot be read just now", error=str(error))
             return
         if news.tables is not None:
+            lost = publication_loss(
+                self._published.publication,
+                followed_publications(self._tables.all()),
+                news.publications,
+            )
+            if lost is not None:
+                raise lost
             self._compared = time.monotonic()
             self._compare_and_note(news)
 
@@ -265,15 +293,22 @@ class Joiner:
                 reason = self._comparer.why_copied_again(states[oid], table, began)
                 if reason is not None:
                     reasons[oid] = reason
-        for oid in self._moving_out.dropping & published.keys():
-            # It is published again; what it had in the destination is gone, or soon will be.
+        for oid in (self._moving_out.dropping | self._leaving.keys()) & published.keys():
+            # It is published again; what it had in the destination may be gone, or soon will be.
             reasons.setdefault(oid, "it was not published for a time")
+            self._leaving.pop(oid, None)
         renamed = {
             oid
             for oid in states.keys() & published.keys() - reasons.keys()
             if self._comparer.has_other_name(states[oid], published[oid])
         }
         gone = states.keys() - published.keys()
+        for oid in gone:
+            self._leaving.setdefault(oid, _Leaving(ended))
+        for oid in self._leaving.keys() - states.keys():
+            del self._leaving[oid]
+        needed = {self._mapping.destination(table.name) for table in tables}
+        gone = {oid for oid in gone if not self._stays(oid, needed)}
         # All of them first: tables may have exchanged their names, and no two may be at work on
         # one table of the destination.
         working = {oid for oid in (gone | reasons.keys() | renamed) if not self._withdraw(oid)}
@@ -347,10 +382,10 @@ class Joiner:
                 return False
             self._withdrawn.discard(oid)
             self._dispatcher.dispatch(oid, table.bytes)
-        elif is_passing(state.error) and self._comparer.refusal(table, tables) is None:
+        elif is_passing(state) and self._comparer.refusal(table, tables) is None:
             if self._dispatcher.has(oid):
                 return False
-            self._dispatcher.retry(oid)
+            self._dispatcher.retry(oid, mended=True)
         return True
 
     def _follow(self, state: TableState, form: TableSchema, began: Lsn, ended: Lsn) -> bool:
@@ -401,8 +436,12 @@ class Joiner:
         refusal = self._comparer.refusal(table, tables)
         if refusal is not None:
             self._dispatcher.failed(oid, refusal)
-        else:
-            self._dispatcher.dispatch(oid, table.bytes)
+            return
+        state = self._tables.get(oid)
+        if state is not None and state.error is not None and state.error.passing:
+            # It was copied again for what mended it.
+            self._tables.update(oid, error=None, attempts=0)
+        self._dispatcher.dispatch(oid, table.bytes)
 
     def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
         """The table is no longer published, or chosen; if it comes back, it must be copied. False:
@@ -410,16 +449,45 @@ class Joiner:
         oid = state.schema.oid
         if not self._chosen.have(state.name):
             # A pattern may be a mistake: it does not cost the destination's table.
-            _logger.info("a table is left out by tables.include or exclude", table=str(state.name))
+            why = "a table is left out by tables.include or exclude"
         elif self._dropped(state, tables):
-            _logger.info("a table is no longer published", table=str(state.name))
+            why = "a table is no longer published"
         else:
             return False
+        if self._leaving.pop(oid).complete or self._moving_out.drops:
+            _logger.info(why, table=str(state.name))
+        else:
+            _logger.warning(
+                f"{why}; its last changes are not in the destination",
+                table=str(state.name),
+                position=str(state.position),
+            )
         self._log.break_off(oid)
         self._reader.drop(oid)
         self._tables.forget(oid)
         self._forget_reasons(oid)
         return True
+
+    def _stays(self, oid: int, needed: Collection[TableName] = ()) -> bool:
+        """Whether a table that is leaving is to be followed up to where it left. Not if that
+        cannot be, or would be for nothing; ``needed``: tables of the destination that others will
+        have."""
+        leaving, state = self._leaving[oid], self._tables.get(oid)
+        if state is None or leaving.goes:
+            return False
+        leaving.complete = self._dispatcher.is_through(oid, leaving.upto)
+        with self._lock:
+            outgrown = oid in self._outgrown
+        leaving.goes = (
+            leaving.complete
+            or outgrown
+            or oid in self._withdrawn
+            or state.waits_for_operator
+            or stands_at(state) in (Phase.INIT, Phase.DATA_SYNC)
+            or state.destination in needed
+            or (self._moving_out.drops and self._chosen.have(state.name))
+        )
+        return not leaving.goes
 
     def _moved_out(
         self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
@@ -433,7 +501,7 @@ class Joiner:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
         needed = {self._mapping.destination(table.name) for table in tables}
         if not self._moving_out.has(state.schema.oid) and (
-            state.destination in needed or in_conflict(state.error)
+            state.destination in needed or in_conflict(state)
         ):
             return True
         return self._moving_out.drop(state)

@@ -433,7 +433,7 @@ class Lanes:
             position = max(state.position, reached)
             state = self._tables.move(state.schema.oid, Phase.SYNC_DONE, position=position)
         if state.phase is Phase.SYNC_DONE:
-            self._tables.move(state.schema.oid, Phase.READY, attempts=0)
+            self._tables.move(state.schema.oid, Phase.READY, attempts=0, error=None)
             _logger.info("a table is ready", table=str(state.name), position=str(state.position))
 
     def close(self) -> None:

@@ -55,6 +55,11 @@ class MovingOut:
 
     # Dropping.
 
+    @property
+    def drops(self) -> bool:
+        """Whether tables that the source gives up are dropped."""
+        return self._drop_removed and isinstance(self._destination, DropsTables)
+
     def drop(self, state: TableState) -> bool:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
         oid, destination = state.schema.oid, self._destination

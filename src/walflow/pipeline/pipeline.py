@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,18 +14,21 @@ import structlog
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
-from walflow.destinations import OpenDestination, open_destination, run_on_spark
+from walflow.destinations import OpenDestination, check_uri, open_destination, run_on_spark
 from walflow.destinations.base import BreaksOff, Destination
-from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
+from walflow.errors import LogError, SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
+from walflow.observe.logs import configure_if_nobody_has
 from walflow.observe.metrics import Metrics, PipelineMetrics
+from walflow.paths import is_there
 from walflow.pipeline.apart import check_store_apart
 from walflow.pipeline.assembling import Ground, assemble
 from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.held_store import held_store
+from walflow.pipeline.known import remember, settled, stopped
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.retrying import Retries
@@ -35,11 +38,11 @@ from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
 from walflow.source.connection import connect
 from walflow.source.preflight import Preflight, preflight
-from walflow.source.publication import create_publication
+from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
-from walflow.states import stands_at
-from walflow.stores import open_store, state_file
+from walflow.states import followed_publications, stands_at
+from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
 
 if TYPE_CHECKING:
@@ -80,6 +83,7 @@ class Pipeline:
         A store and a session are left open, a destination is started and shut down with the
         pipeline. ``spark`` must have the jars of the destination that the settings name.
         """
+        configure_if_nobody_has()
         settings = config if isinstance(config, Settings) else _settings(config, destination)
         self._given_spark = spark
         self._given_destination = destination
@@ -135,15 +139,17 @@ class Pipeline:
 
     def _start(self) -> None:
         settings = self.settings
-        new_folder = not settings.log_folder.exists()
-        file = state_file(settings)
-        if new_folder or (file is not None and not file.exists()):
+        if self._given_destination is None:
+            check_uri(settings.destination.uri)
+        new_folder = not is_there(settings.log_folder)
+        if new_folder or not (state_file(settings) is None or state_file_is_there(settings)):
             self._cleanup.callback(remove_leftovers, settings)
         self.stage = "opening the store"
         self._open_store()
         self._made.log = new_folder
         self.stage = "checking the source"
         found = self._when_unlocked(self._preflight)
+        settings = self.settings  # with the publication
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
         self.stage = "opening the change log"
         confirmed = found.slot.confirmed_flush if found.lost is None else None
@@ -155,12 +161,13 @@ class Pipeline:
             file_bytes=settings.log.file_bytes,
         )
         self._cleanup.callback(self._log.close)
+        source = f"{identity.system_id}/{found.server.database}"
+        self._made.known = remember(settings, source)
         if confirmed is not None and self._begun and not self._resyncs:
             lost = slot_loss(found.slot, self._log.end)
             if lost is not None:
                 raise lost
         self.stage = "starting Spark"
-        source = f"{identity.system_id}/{found.server.database}"
         self._destination = self._open_destination(source, found.timeline)
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
@@ -230,9 +237,10 @@ class Pipeline:
     def _preflight(self) -> Preflight:
         source = self.settings.source
         with connect(self._uri, application_name=self._application) as connection:
+            self.settings = settled(connection, self.settings, begun=self._begun)
             found = preflight(
                 connection,
-                publication=source.publication,
+                publication=self.settings.publication,
                 slot=self.settings.slot,
                 create_publication=source.create_publication,
                 tables=self.settings.tables,
@@ -241,14 +249,21 @@ class Pipeline:
                 failover=source.failover,
                 resync_lost_slot=self._resyncs,
             )
+            states = self._store.get_table_replication_states().values()
+            lost = publication_loss(
+                self.settings.publication,
+                followed_publications(states),
+                publication_oids(connection),
+            )
         for warning in found.warnings:
             _logger.warning(warning)
         if self._begun and not found.slot.exists:
             lost = slot_loss(found.slot)
-            if lost is not None and not self._resyncs:
-                raise lost
-            found = replace(found, lost=lost)
-        return found
+        if lost is None:
+            return found
+        if not self._resyncs:
+            raise lost
+        return replace(found, lost=lost)
 
     @property
     def _begun(self) -> bool:
@@ -262,7 +277,7 @@ class Pipeline:
 
     def _publish(self, found: Preflight) -> None:
         """Make the publication, if it is missing."""
-        publication = self.settings.source.publication
+        publication = self.settings.publication
         with connect(self._uri, application_name=self._application) as connection:
             if found.publication is None:
                 create_publication(
@@ -431,6 +446,9 @@ class Pipeline:
         if self._worker.ident is not None:
             self._worker.join()
         self._let_go(self._error)
+        # Only the list of pipelines tells it.
+        with suppress(LogError):
+            stopped(self.settings.log_folder)
         if self._error is None:
             self._metrics.stopped()
         else:

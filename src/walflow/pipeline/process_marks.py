@@ -14,7 +14,7 @@ from pathlib import Path
 
 from walflow.stores.base import Holder, Lease
 
-__all__ = ["has_died", "is_alive", "is_held", "new_id"]
+__all__ = ["has_died", "is_alive", "is_held", "new_id", "runs_here"]
 
 
 def new_id() -> str:
@@ -37,6 +37,11 @@ def has_died(holder: Holder) -> bool:
 def is_held(lease: Lease | None) -> bool:
     """Whether a process runs the pipeline, as far as can be told from here."""
     return lease is not None and lease.seconds_left > 0 and not has_died(lease.holder)
+
+
+def runs_here(pid: int) -> bool:
+    """Whether there is a process of that number, among those that can be seen from here."""
+    return _start_of(pid) is not None
 
 
 def _mark_of(holder: Holder) -> str | None:

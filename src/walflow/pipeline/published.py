@@ -24,6 +24,7 @@ from walflow.model import Lsn
 from walflow.source.catalog import PublishedTable, published_tables
 from walflow.source.closing import Closing
 from walflow.source.connection import Session, connect, source_errors
+from walflow.source.publication import publication_oids
 from walflow.source.watch import publication_fingerprint
 
 __all__ = ["News", "Published"]
@@ -46,6 +47,8 @@ class News:
     """What was done to the tables before this position of the source's log is seen in them."""
     ended: Lsn = Lsn(0)
     """What is seen in them was done before this position."""
+    publications: frozenset[str] = frozenset()
+    """The oids of all publications that there were."""
 
 
 @source_errors("see how far the source's log reaches")
@@ -71,7 +74,7 @@ class Published(Closing):
         """``chosen``: only these tables; else all."""
         self._uri = uri
         self._application = f"{application} catalog"
-        self._publication = publication
+        self.publication = publication
         self._types = types
         self._chosen = chosen
         self._lock = threading.Lock()
@@ -83,13 +86,13 @@ class Published(Closing):
     def read(self) -> list[PublishedTable]:
         return self._ask(
             lambda session: published_tables(
-                session, self._publication, self._types, chosen=self._chosen
+                session, self.publication, self._types, chosen=self._chosen
             )
         )
 
     def fingerprint(self) -> str:
         """Changes when anything but the sizes in ``read`` does; cheap."""
-        return self._ask(lambda session: publication_fingerprint(session, self._publication))
+        return self._ask(lambda session: publication_fingerprint(session, self.publication))
 
     def news(self, since: str | None) -> News:
         """What is published, if that has changed since this fingerprint (None: in any case)."""
@@ -99,12 +102,13 @@ class Published(Closing):
         for _ in range(_LOOKS):
             began = self._ask(_log_position)
             tables = self.read()
+            publications = self._ask(publication_oids)
             ended = self._ask(_log_position)
             before, fingerprint = fingerprint, self.fingerprint()
             # Who alters a table keeps it locked until all see what was done. So `read` would have
             # met a lock, or there is something new now, if that was in the log before it began.
             if fingerprint == before:
-                return News(fingerprint, tables, began, ended)
+                return News(fingerprint, tables, began, ended, publications)
         raise PublicationChanged(
             "Could not see what is published, because tables are altered all the time",
             hint="It is read again.",

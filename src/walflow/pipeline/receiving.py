@@ -12,13 +12,13 @@ import structlog
 import tenacity
 
 from walflow.changelog import ChangeLog
-from walflow.errors import NoFreeSlot, SlotLost, SourceError, WalflowError
+from walflow.errors import NoFreeSlot, PublicationMissing, SlotLost, SourceError, WalflowError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.writing import LogWriter
 from walflow.source.backlog import Backlog, advance_slot, backlog_bytes
 from walflow.source.connection import Session, connect
-from walflow.source.publication import read_publication
+from walflow.source.publication import find_publication, read_publication
 from walflow.source.slots import read_slot, slot_loss
 from walflow.source.timelines import read_timeline, switch_points, timeline_loss
 from walflow.source.wire import Replication
@@ -94,7 +94,7 @@ class Receiver:
             )
             while not self._stop.is_set():
                 # Success is any time that data flowed: the waiting starts anew after it.
-                retrying(self._connect_and_follow)
+                retrying(self._follow_published)
         except BaseException as error:  # raised again by check() in the caller's thread
             if not self._stop.is_set():
                 self.error = self._writer.error or error
@@ -119,6 +119,23 @@ class Receiver:
             attempt=state.attempt_number,
             seconds=round(state.next_action.sleep, 1) if state.next_action else None,
         )
+
+    def _follow_published(self) -> None:
+        try:
+            self._connect_and_follow()
+        except PublicationMissing as error:
+            source = self._source
+            with connect(source.uri, application_name=source.application_name) as connection:
+                if find_publication(connection, source.publication) is None:
+                    raise
+            # The server decodes changes with the catalog of their time.
+            raise SlotLost(
+                f'There is a publication "{source.publication}" now, but there was none of that '
+                f'name at the position where the slot "{source.slot}" is: the server refuses to '
+                "read its log from there on, and what changed at that time is missing.",
+                hint="Let the pipeline make a new slot and copy all tables again "
+                "(source.on_slot_lost: resync).",
+            ) from error
 
     def _connect_and_follow(self) -> None:
         self._writer.reset()

@@ -58,14 +58,17 @@ class Requests:
                 return self._resync(state)
 
     def _retry(self, state: TableState) -> str | None:
-        if state.error is None:
+        error = state.set_aside
+        if error is None and state.error is not None:
+            return f"{state.name} is being tried again already"
+        if error is None:
             raise RequestRefused(
                 f"{state.name} was not set aside: its phase is {state.phase}.",
                 hint=f"To copy it again: `{command_for('resync', state.name)}`",
             )
-        if state.error.retry.kind is RetryKind.NONE:
+        if error.retry.kind is RetryKind.NONE:
             raise RequestRefused(
-                f"Trying {state.name} again cannot help: {state.error.hint}",
+                f"Trying {state.name} again cannot help: {error.hint}",
                 hint=f"To copy it again: `{command_for('resync', state.name)}`",
             )
         if self._dispatcher.has(state.schema.oid):

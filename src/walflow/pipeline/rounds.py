@@ -121,6 +121,7 @@ class Rounds:
             position=span.upto,
             changes_applied=state.changes_applied + stats.rows,
             attempts=0,
+            error=None,
         )
         if updated is not None and not isinstance(self._destination, Positioned):
             # Nobody else remembers it: what is not stored is delivered again.

@@ -255,7 +255,7 @@ class Syncer:
         hand_over(self._destination, self._spark, state.destination_schema, copy)
         state = self._known(oid)
         seconds = state.copy_seconds + time.monotonic() - began
-        self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds)
+        self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds, attempts=0, error=None)
         self._reader.drop(oid)
         self._metrics.table_copy_duration(state.name).observe(seconds)
         _logger.info(

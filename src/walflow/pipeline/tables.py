@@ -49,6 +49,7 @@ class TableState:
     attempts: int = 0
     """Failures since the last success."""
     error: TableError | None = None
+    """The last of them: it stays while the table is tried again."""
     membership: Membership = field(default_factory=Membership)
     changing: Lsn | None = None
     """The version of the form that the destination's table is being brought from, while it is not
@@ -64,9 +65,14 @@ class TableState:
         return self.phase in FOLLOWED
 
     @property
+    def set_aside(self) -> TableError | None:
+        """Why nobody works on it; None: it was not set aside, or is being tried again."""
+        return self.error if self.phase is Phase.ERRORED else None
+
+    @property
     def waits_for_operator(self) -> bool:
         """Whether it was set aside and is not tried again by itself."""
-        return self.error is not None and self.error.retry.kind is not RetryKind.TIMED
+        return self.set_aside is not None and self.set_aside.retry.kind is not RetryKind.TIMED
 
     @property
     def destination_schema(self) -> TableSchema:
@@ -171,24 +177,30 @@ class Tables:
             described = self._retries.describe(error, failed_in, attempts)
             return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
 
-    def retry(self, oid: int) -> TableState:
-        """A table that was set aside goes on where it failed."""
+    def retry(self, oid: int, *, mended: bool = False) -> TableState:
+        """A table that was set aside goes on where it failed. Its error stays until it succeeds, so
+        that who looks meanwhile sees that something is wrong; unless the cause is known to be gone
+        (``mended``)."""
         with self._moving[oid]:
             before = self._known(oid)
-            assert before.error is not None
-            return self.move(oid, resumed(before.error.phase), error=None)
+            assert before.set_aside is not None
+            phase = resumed(before.set_aside.phase)
+            if mended:
+                return self.move(oid, phase, error=None, attempts=0)
+            return self.move(oid, phase)
 
     def give_up_changes(self, oid: int, hint: str) -> None:
         """The log no longer keeps what an errored table lacks: only a new copy helps."""
         with self._moving[oid]:
             before = self._known(oid)
-            if before.error is None:
+            if before.set_aside is None:
                 return
-            error = replace(before.error, retry=RetryPolicy(RetryKind.NONE), hint=hint)
+            error = replace(before.set_aside, retry=RetryPolicy(RetryKind.NONE), hint=hint)
             self._persist(before, error=error)
 
     def start_over(self, oid: int, **changes: object) -> TableState:
-        """Copy the table again, from nothing."""
+        """Copy the table again, from nothing. What went wrong before stays known until that has
+        succeeded."""
         with self._moving[oid]:
             changed = self.move(
                 oid,
@@ -196,7 +208,6 @@ class Tables:
                 position=Lsn(0),
                 rows_copied=0,
                 changes_applied=0,
-                error=None,
                 changing=None,
                 **changes,
             )
@@ -209,9 +220,7 @@ class Tables:
         killed in between must not take the former ones for these."""
         now = time.time()
         stored = {
-            oid: replace(
-                state, phase=Phase.INIT, since=now, position=Lsn(0), error=None, changing=False
-            )
+            oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), changing=False)
             for oid, state in self._store.get_table_replication_states().items()
         }
         self._store.update_table_replication_states(stored)

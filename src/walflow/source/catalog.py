@@ -21,7 +21,7 @@ from walflow.model import (
 from walflow.source.attributes import Attribute, Attributes, read_attributes, with_missing
 from walflow.source.connection import Session, source_errors
 from walflow.source.identities import Identities
-from walflow.source.membership import read_memberships
+from walflow.source.membership import read_memberships, read_type_facts
 from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
 from walflow.source.publication import Publication, brief_look, read_publication
 from walflow.source.relation import Relation, RelationColumn
@@ -154,6 +154,10 @@ def _published_tables(
         ),
     )
 
+    type_facts = read_type_facts(
+        connection, {a.type_oid for table in attributes.values() for a in table.live}
+    )
+
     found = []
     for oid, schema, name, letter, partitioned, listed, row_filter in tables:
         live = attributes[oid].live
@@ -199,7 +203,10 @@ def _published_tables(
             row_filter=row_filter,
             relations=physical[oid],
             partitioned=partitioned,
-            membership=memberships[oid],
+            membership=replace(
+                memberships[oid],
+                types=frozenset().union(*(type_facts[a.type_oid] for a in shown)),
+            ),
             uncovered=tuple(sorted(uncovered)),
         )
         problem = _reserved(described, connection, published) or refused_reading(
@@ -232,6 +239,9 @@ def describe_relation(
     goes on to hold the changes of all tables, and this one's form differs from the destination's.
     """
     now = read_attributes(connection, [relation.oid], slot)[relation.oid]
+    if before is not None and not now.all and _speaks_of(relation, before, types):
+        # The table is gone. Nothing tells more than that the message has what it had.
+        return replace(before, name=relation.name, version=version)
     positions = settle(before, relation.columns, now.all)
     shown = _shown(relation, positions, before, now)
     types.load((attribute.type_oid, attribute.typmod) for attribute in shown)
@@ -252,6 +262,20 @@ def describe_relation(
         version=version,
     )
     return described if positions is None else _with_storage(described, shown, before, now)
+
+
+def _speaks_of(relation: Relation, form: TableSchema, types: TypeCatalog) -> bool:
+    """Whether the message shows the same columns, by name and type, and the same key."""
+    if relation.identity is not form.replica_identity or len(relation.columns) != len(form.columns):
+        return False
+    types.load((column.type_oid, column.typmod) for column in relation.columns)
+    by_key = form.replica_identity is not ReplicaIdentity.FULL
+    return all(
+        (known.name, known.type.oid) == (column.name, column.type_oid)
+        and types.resolve(column.type_oid, column.typmod).typmod == known.type.typmod
+        and not (by_key and column.identity is not (known.name in form.key))
+        for column, known in zip(relation.columns, form.columns, strict=True)
+    )
 
 
 def _shown(

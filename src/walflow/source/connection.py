@@ -32,6 +32,7 @@ from walflow.errors import (
     WalLevelNotLogical,
 )
 from walflow.model import quote_identifier
+from walflow.source.certificates import in_files
 from walflow.source.tls_hints import tls_hint
 from walflow.source.values import SESSION_OPTIONS
 
@@ -39,12 +40,13 @@ __all__ = [
     "Session",
     "connect",
     "connection_failure",
-    "connection_string",
+    "connection_parameters",
     "lift_timeouts",
     "redact",
     "replication_hint",
     "source_error",
     "source_errors",
+    "without_secrets",
 ]
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -112,14 +114,14 @@ _MEANINGS: tuple[tuple[type[SourceError], tuple[str, ...], str, str | None], ...
 )
 
 
-def connection_string(
+def connection_parameters(
     uri: str,
     *,
     application_name: str,
     options: str = SESSION_OPTIONS,
     replication: str | None = None,
-) -> str:
-    """The libpq connection string of one of our sessions.
+) -> dict[str, str | None]:
+    """libpq's parameters of one of our sessions.
 
     The URI's own ``options`` stay, and ours come after them, because decoding relies on ours.
     """
@@ -128,7 +130,7 @@ def connection_string(
     wanted["options"] = " ".join(part for part in (wanted.get("options"), options) if part)
     wanted["client_encoding"] = "UTF8"
     wanted["replication"] = replication
-    return make_conninfo("", **wanted)
+    return wanted
 
 
 def connect(
@@ -143,12 +145,15 @@ def connect(
     ``replication="database"`` makes it a replication connection, which can fail with
     ``NoReplicationRight`` and ``NoFreeSender`` too.
     """
-    conninfo = connection_string(
+    parameters = connection_parameters(
         uri, application_name=application_name, options=options, replication=replication
     )
     try:
-        # Prepared statements would not survive a transaction pooler between us and the server.
-        return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        with in_files(parameters) as given:
+            # Prepared statements would not survive a transaction pooler between us and the server.
+            return psycopg.connect(
+                make_conninfo("", **given), autocommit=True, prepare_threshold=None
+            )
     except psycopg.Error as error:
         raise connection_failure(error, uri) from None
 
@@ -199,6 +204,13 @@ def redact(uri: str) -> str:
         for host, port in zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
     ]
     return f"postgresql://{user}{','.join(pairs)}/{given.get('dbname') or ''}"
+
+
+def without_secrets(uri: str) -> tuple[str, bool]:
+    """What libpq needs to find the source again, and whether that was more: a password."""
+    given = _parse(uri)
+    plain = {key: value for key, value in given.items() if "password" not in key}
+    return make_conninfo("", **plain), len(plain) < len(given)
 
 
 def source_error(

@@ -7,14 +7,14 @@ parent, a table's place in a schema) by the transaction that wrote it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from walflow.source.connection import Session
 from walflow.source.publication import Publication
 from walflow.states import Membership
 
-__all__ = ["read_memberships"]
+__all__ = ["read_memberships", "read_type_facts"]
 
 # A partition is published by what publishes the tables above it. The links to them are part of
 # the entry: a partition that is detached and attached again was not published in between.
@@ -55,10 +55,11 @@ SELECT above.oid, entry.oid || ':' || place.xmin || links
 # written: the same transaction and command as its system column, which nothing ever alters; or,
 # since CREATE TABLE stores defaults in a second step, the same command as its default, and before
 # the link. That a table was made and attached in one transaction would not do: it may have been
-# filled in between.
+# filled in between. Nor would it be empty if it was UNLOGGED at first: SET LOGGED gives it another
+# file than its first, which has the table's own number.
 _LINKS = """
 SELECT root, t.relid::oid, t.parentrelid::oid, c.relkind = 'p', link.xmin::text::int8,
-       link.xmin::text = made.xmin::text AND EXISTS (
+       link.xmin::text = made.xmin::text AND c.relfilenode IN (0, c.oid) AND EXISTS (
          SELECT FROM pg_attribute AS a
            LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
           WHERE a.attrelid = t.relid AND a.attnum > 0 AND NOT a.attisdropped
@@ -72,6 +73,45 @@ SELECT root, t.relid::oid, t.parentrelid::oid, c.relkind = 'p', link.xmin::text:
   JOIN pg_inherits AS link ON link.inhrelid = t.relid
   JOIN pg_attribute AS made ON made.attrelid = t.relid AND made.attnum = -1
  WHERE t.level > 0
+"""
+
+# No index is needed for the entry: a relation is in few publications. Which of them it is does not
+# matter, as long as it is the same: Postgres then refuses SET UNLOGGED.
+_FILES = """
+SELECT root, c.oid, c.relfilenode, c.reltoastrelid,
+       coalesce((SELECT min(oid::int8) FROM pg_publication_rel WHERE prrelid = c.oid), 0)
+  FROM unnest(%s::oid[]) AS root
+  LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
+  JOIN pg_class AS c ON c.oid = coalesce(t.relid, root)
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+"""
+
+# Through domains, arrays, ranges and composites. What Postgres brings (below 16384) never changes,
+# nor do a domain's and a range's parts.
+_TYPE_FACTS = """
+WITH RECURSIVE part (root, oid) AS (
+       SELECT oid, oid FROM unnest(%s::oid[]) AS oid WHERE oid >= 16384
+        UNION
+       SELECT part.root, inside.oid
+         FROM part JOIN pg_type AS t ON t.oid = part.oid
+        CROSS JOIN LATERAL (
+              SELECT t.typbasetype UNION ALL SELECT t.typelem
+               UNION ALL
+              SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
+               UNION ALL
+              SELECT atttypid FROM pg_attribute
+               WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
+        WHERE inside.oid >= 16384)
+SELECT part.root, t.oid, e.oid::text || ':' || e.enumlabel
+  FROM part JOIN pg_type AS t USING (oid) JOIN pg_enum AS e ON e.enumtypid = t.oid
+ UNION ALL
+SELECT part.root, t.oid,
+       coalesce(string_agg(concat_ws(':', a.attnum, a.atttypid, a.atttypmod), ' '
+                           ORDER BY a.attnum), '')
+  FROM part JOIN pg_type AS t USING (oid)
+  LEFT JOIN pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE t.typtype = 'c'
+ GROUP BY part.root, t.oid
 """
 
 
@@ -107,6 +147,9 @@ def read_memberships(
     links: dict[int, list[_Link]] = defaultdict(list)
     for root, *facts in connection.execute(_LINKS, [oids]):
         links[root].append(_Link(*facts))
+    files: dict[int, set[tuple[int, int, int, int]]] = defaultdict(set)
+    for root, relation, file, toast, entry in connection.execute(_FILES, [oids]):
+        files[root].add((relation, file, toast, entry))
     return {
         oid: Membership(
             entries=frozenset(entries[oid]),
@@ -115,9 +158,21 @@ def read_memberships(
             publication=publication.version,
             relations=frozenset({(oid, 0), *((link.oid, link.attached) for link in links[oid])}),
             came_empty=_came_empty(links[oid], rowless),
+            files=frozenset(files[oid]),
         )
         for oid, row_filter in tables.items()
     }
+
+
+def read_type_facts(
+    connection: Session, types: Collection[int]
+) -> dict[int, frozenset[tuple[int, str]]]:
+    """For each of these types what the texts of its stored values depend on, as (type, fact), of
+    itself and of the types that it is made of: an enum's labels, and a composite's attributes."""
+    found: dict[int, set[tuple[int, str]]] = {oid: set() for oid in types}
+    for root, oid, fact in connection.execute(_TYPE_FACTS, [sorted(types)]):
+        found[root].add((oid, fact))
+    return {oid: frozenset(facts) for oid, facts in found.items()}
 
 
 def _came_empty(links: Sequence[_Link], rowless: frozenset[int]) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,25 +13,40 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from walflow.config import TablesSettings
-from walflow.errors import ConfigError, NoReplicaIdentity, PublicationChanged, PublicationMissing
+from walflow.errors import (
+    ConfigError,
+    NoReplicaIdentity,
+    PublicationChanged,
+    PublicationMissing,
+    SlotLost,
+)
 from walflow.model import TableName, quote_identifier
 from walflow.source.connection import Session, source_errors
 
 __all__ = [
+    "FORMER_NAME",
     "Publication",
     "brief_look",
+    "chosen_publication",
     "create_publication",
     "drop_publication",
     "find_publication",
     "find_tables",
     "identity_sql",
     "made_by_walflow",
+    "other_users",
+    "publication_loss",
+    "publication_oids",
     "publication_sql",
     "read_publication",
     "require_identities",
     "require_tables",
     "tables_without_identity",
 ]
+
+
+FORMER_NAME = "walflow"
+"""What the publication of every pipeline was called by default, before each had its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +149,33 @@ def read_publication(connection: Session, name: str) -> Publication:
         f'There is no publication "{name}" in database '
         f'"{connection.info.dbname}" (publications there: {listed}).',
         hint=f"Run: {publication_sql(name, ())}; (or FOR TABLE a, b instead of FOR ALL TABLES), "
-        "or let walflow make it (--create-publication, source.create_publication: true).",
+        "or let walflow make it (--create-publication, source.create_publication: true)"
+        + (", or follow one of those: --publication NAME." if others else "."),
+    )
+
+
+@source_errors("list the publications")
+def publication_oids(connection: Session) -> frozenset[str]:
+    """Of all publications that there are."""
+    return frozenset(oid for (oid,) in connection.execute("SELECT oid::text FROM pg_publication"))
+
+
+def publication_loss(
+    name: str, followed: Collection[str], existing: Collection[str]
+) -> SlotLost | None:
+    """How it came that changes are missing, if one of the publications that tables have been
+    ``followed`` by (oids) is not among those that there are; ``name``: of the one that is used.
+
+    What was changed while there was none is in no stream: up to Postgres 17 the server refuses to
+    read that part of its log at all, and later ones leave it out.
+    """
+    if set(followed) <= set(existing):
+        return None
+    return SlotLost(
+        f'The publication "{name}" was dropped and made again: what changed while there was none '
+        "was not published, and cannot be read any more.",
+        hint="Let the pipeline make a new slot and copy all tables again "
+        "(source.on_slot_lost: resync).",
     )
 
 
@@ -186,6 +227,75 @@ def create_publication(
     return read_publication(connection, name)
 
 
+@source_errors("see which publication is the pipeline's")
+def chosen_publication(
+    connection: Session, pipeline: str, slot: str, *, noted: str | None = None, begun: bool = False
+) -> str:
+    """The publication of a pipeline whose settings name none.
+
+    It is the one that the pipeline began with: ``noted`` beside its log, or found out. One that
+    has ``begun`` (or has its slot) before there were notes began with FORMER_NAME, whoever made
+    that. A new one follows FORMER_NAME only if it was made by hand: one that was made for another
+    pipeline goes with that.
+    """
+    if noted is not None:
+        return noted
+    own = f"{FORMER_NAME}_{pipeline}"
+    comments: dict[str, str | None] = dict(
+        connection.execute(
+            "SELECT pubname::text, obj_description(oid, 'pg_publication') FROM pg_publication"
+            " WHERE pubname = ANY(%s)",
+            [[own, FORMER_NAME]],
+        ).fetchall()
+    )
+    if own in comments:
+        return own
+    if not begun:
+        row = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_replication_slots"
+            "  WHERE slot_name = %s AND database = current_database())",
+            [slot],
+        ).fetchone()
+        begun = row is not None and row[0]
+    if FORMER_NAME in comments:
+        comment = comments[FORMER_NAME]
+        if begun or comment == _made_for(pipeline) or not (comment or "").startswith(_MADE_FOR):
+            return FORMER_NAME
+    return FORMER_NAME if begun else own
+
+
+@source_errors("see who else reads the publication")
+def other_users(
+    connection: Session, name: str, pipeline: str, slot: str, known: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The slots of this database, other than ``slot``, whose readers use the publication, or may.
+
+    Postgres does not keep which publication a slot is for. A reader that is connected says it;
+    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them
+    may be for any publication but a pipeline's own, as long as it has none itself.
+    """
+    rows = connection.execute(
+        "SELECT s.slot_name::text, coalesce(a.query, ''),"
+        "       EXISTS (SELECT FROM pg_publication WHERE pubname = s.slot_name::text)"
+        "  FROM pg_replication_slots AS s LEFT JOIN pg_stat_activity AS a ON a.pid = s.active_pid"
+        " WHERE s.database = current_database() AND s.plugin = 'pgoutput' AND NOT s.temporary"
+        "   AND s.slot_name <> %s ORDER BY 1",
+        [slot],
+    ).fetchall()
+    shared = name != f"{FORMER_NAME}_{pipeline}"
+    users = []
+    for other, query, has_own in rows:
+        if other in known:
+            uses = known[other] == name
+        elif "publication_names" in query:
+            uses = quote_identifier(name) in query.partition("publication_names")[2]
+        else:
+            uses = shared and other.startswith(f"{FORMER_NAME}_") and not has_own
+        if uses:
+            users.append(other)
+    return tuple(users)
+
+
 @source_errors("see who made the publication")
 def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
     """Whether there is such a publication, and walflow made it for this pipeline."""
@@ -202,8 +312,11 @@ def drop_publication(connection: Session, name: str) -> None:
         connection.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}")
 
 
+_MADE_FOR = "made by walflow for the pipeline "
+
+
 def _made_for(pipeline: str) -> str:
-    return f'made by walflow for the pipeline "{pipeline}"'
+    return f'{_MADE_FOR}"{pipeline}"'
 
 
 # What FOR ALL TABLES would publish. Partitions come with the table that they belong to.

@@ -11,7 +11,8 @@ __all__ = ["publication_fingerprint"]
 # of hundreds of tables in a few milliseconds. Links between partitions and places in schemas have
 # no oid, and the publication's columns differ from version to version: the transaction that wrote
 # them stands for them. An entry with another row filter or column list is another entry. Through
-# their root, partitions have its columns.
+# their root, partitions have its columns. Of types it has what the texts of stored values depend on
+# (see read_type_facts).
 _FINGERPRINT = """
 WITH RECURSIVE
   publication AS (
@@ -37,7 +38,23 @@ WITH RECURSIVE
   relation (oid, below) AS (
     SELECT oid, bool_or(below)
       FROM (SELECT relid, false FROM entry UNION ALL SELECT oid, true FROM link) AS r (oid, below)
-     GROUP BY oid)
+     GROUP BY oid),
+  type (oid) AS (
+    SELECT DISTINCT a.atttypid
+      FROM relation
+      JOIN pg_attribute AS a ON a.attrelid = relation.oid
+     WHERE a.attnum > 0 AND a.atttypid >= 16384
+     UNION
+    SELECT inside.oid
+      FROM type JOIN pg_type AS t ON t.oid = type.oid
+     CROSS JOIN LATERAL (
+           SELECT t.typbasetype UNION ALL SELECT t.typelem
+            UNION ALL
+           SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
+            UNION ALL
+           SELECT atttypid FROM pg_attribute
+            WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
+     WHERE inside.oid >= 16384)
 SELECT concat_ws('-',
          publication.oid,
          publication.version,
@@ -66,7 +83,15 @@ SELECT concat_ws('-',
                        i.indisreplident, i.indisvalid, i.indimmediate), 0))
             FROM relation
             JOIN pg_index AS i ON i.indrelid = relation.oid
-           WHERE i.indisprimary OR i.indisreplident))
+           WHERE i.indisprimary OR i.indisreplident),
+         (SELECT bit_xor(hash_record_extended(ROW(e.oid, e.enumtypid, e.enumlabel), 0))
+            FROM type JOIN pg_enum AS e ON e.enumtypid = type.oid),
+         (SELECT bit_xor(hash_record_extended(
+                   ROW(t.oid, a.attnum, a.atttypid, a.atttypmod), 0))
+            FROM type
+            JOIN pg_type AS t USING (oid)
+            JOIN pg_attribute AS a ON a.attrelid = t.typrelid
+           WHERE a.attnum > 0 AND NOT a.attisdropped))
   FROM publication
 """
 
@@ -84,7 +109,8 @@ _SCHEMA_ENTRIES = """
 
 def publication_fingerprint(connection: Session, publication: str) -> str:
     """A text that is another one as soon as ``published_tables`` has something new to say of
-    names, columns, keys, filters, partitions, files or membership; rows and sizes do not count.
+    names, columns, types, keys, filters, partitions, files or membership; rows and sizes do not
+    count.
 
     Raises ``PublicationMissing``, and what ``brief_look`` raises.
     """

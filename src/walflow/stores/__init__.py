@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from walflow.errors import BadUri, ConfigError
+from walflow.errors import BadUri, ConfigError, StoreError
+from walflow.paths import is_foreign_path
 from walflow.plugins import PYTHON, installed, load_object, made
 from walflow.stores.base import Store
 
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from walflow.config import Settings
     from walflow.stores.sql_database import Database
 
-__all__ = ["STATE_FILE", "database_of", "is_own_store", "open_store", "state_file"]
+__all__ = [
+    "STATE_FILE",
+    "database_of",
+    "is_own_store",
+    "open_store",
+    "state_file",
+    "state_file_is_there",
+]
 
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
@@ -90,11 +98,33 @@ def state_file(settings: Settings) -> Path | None:
     return _file_of(uri) if uri.lower().startswith("sqlite:") else None
 
 
+def state_file_is_there(settings: Settings) -> bool:
+    """Whether the store is a file that is there; StoreError if that cannot be seen."""
+    if (file := state_file(settings)) is None:
+        return False
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreError(
+            f"the store {file} cannot be opened: {error.strerror}",
+            hint="Name another folder (--log FOLDER, or store.uri), or give this user the right "
+            "to see into that one.",
+            retry=False,
+        ) from error
+    return True
+
+
 def _file_of(uri: str) -> Path:
     """As SQLAlchemy has it: three slashes and a relative path, or four and an absolute one."""
     parts = urlsplit(uri)
     path = unquote(parts.path[1:])
-    if parts.netloc or parts.query or parts.fragment or not path or path == ":memory:":
+    if (
+        not uri.lower().startswith("sqlite:///")
+        or (parts.netloc or parts.query or parts.fragment or not path or path == ":memory:")
+        or is_foreign_path(path.lstrip("/"))
+    ):
         raise BadUri("The store's SQLite URI does not name a file.", hint=_HINT)
     return Path(path).expanduser().absolute()
 

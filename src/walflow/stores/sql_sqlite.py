@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -31,7 +32,8 @@ _MEANINGS: tuple[tuple[str, type[StoreError], str], ...] = (
     (
         "unable to open",
         StoreError,
-        "Check that the folder of the file can be written by this user.",
+        "Name another folder (--log FOLDER, or store.uri), or give this user the right to make "
+        "files there.",
     ),
     (
         "malformed",
@@ -68,6 +70,12 @@ class SqliteDatabase(Database):
         return self._engine.execution_options(walflow_writes=True)
 
     def error(self, cause: str, doing: str) -> StoreError:
+        if cause.endswith("unable to open database file"):
+            # SQLite keeps the reason for itself.
+            file = Path(self.where)
+            closed = [place for place in (file.parent, file) if os.path.lexists(place)]
+            if not all(os.access(place, os.R_OK | os.W_OK) for place in closed):
+                cause += " (permission denied)"
         for words, kind, hint in _MEANINGS:
             if words in cause:
                 return kind(f"the store {self.where} cannot {doing}: {cause}", hint=hint)

@@ -121,6 +121,16 @@ class StoreContract(LeaseContract, RequestContract):
         assert store.get_table_replication_history(ORDERS) == [ERRORED]
         assert store.get_table_replication_state(ITEMS) is None
 
+    def test_the_last_error_stays_beside_whatever_phase(self, store: Store) -> None:
+        # A table that is tried again is not set aside any more, but has not succeeded either.
+        tried = replace(ERRORED, phase=Phase.CATCHUP, since=ERRORED.since + 1)
+        over = replace(tried, phase=Phase.READY, since=tried.since + 1, attempts=0, error=None)
+        for state in (ERRORED, tried, over):
+            store.update_table_replication_state(ORDERS, state)
+            store.load_table_replication_states()
+            assert store.get_table_replication_state(ORDERS) == state
+        assert store.get_table_replication_history(ORDERS) == [ERRORED, tried, over]
+
     def test_moves_are_history(self, store: Store) -> None:
         for state in WAY:
             store.update_table_replication_state(ORDERS, state)

@@ -30,6 +30,7 @@ from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_k
 from walflow.destinations.lake.known import KnownTables
 from walflow.destinations.lake.maintenance import Schedule, UpkeepPlan, look_after
 from walflow.destinations.lake.modes import MODES
+from walflow.destinations.lake.noted_pictures import NotedPictures
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.pictures import AsOf, KeptPicture, Pictures
 from walflow.destinations.lake.queries import query_as_of, reading_query
@@ -68,17 +69,18 @@ class LakeDestination:
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
         upkeep: UpkeepPlan | None = None,
+        noted: NotedPictures | None = None,
         workers: int = 4,
     ) -> None:
-        """``plan`` says what is wanted of a table, by the destination's name; ``workers``: how
-        many tables of one call are written at once."""
+        """``plan`` says what is wanted of a table, by the destination's name; ``noted``: where
+        pictures are noted, too; ``workers``: how many tables of one call are written at once."""
         self._spark = spark
         self._format = format
         self._owner = owner
         self._plan = plan
         self._upkeep = upkeep or UpkeepPlan()
         self._schedule = Schedule(self._upkeep)
-        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds)
+        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds, noted)
         self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
@@ -275,6 +277,7 @@ class LakeDestination:
             form = self._form(evolution.after, exact=EXACT in stored.columns)
             if Parts.of(name, stored) is not None:
                 self._viewed.change(spark, form, evolution, stored)
+                self._pictures.forget(name)
             else:
                 change_form(spark, self._format, form, evolution, self._owner)
                 if evolution.key_changed:
@@ -305,6 +308,11 @@ class LakeDestination:
     def own_tables(self) -> list[TableName]:
         with as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
             return self._viewed.whole(spark, self._format.owned_tables(spark, self._owner))
+
+    def check_owned(self, name: TableName) -> None:
+        """DestinationForeign if there is such a table, and it is not this pipeline's."""
+        with self._session(name) as spark:
+            self._tables.look(spark, name)
 
     def _drop(self, spark: SparkSession, name: TableName) -> None:
         """Whatever is of it; it is known to be ours."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from walflow.destinations.base import Picture
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import StoredForm, TablePlan, stored_form
-from walflow.destinations.lake.freshness import Parts, base_of, changes_of
+from walflow.destinations.lake.freshness import Parts, base_of, changes_of, shown
 from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, UpkeepPlan, look_after
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
@@ -26,6 +26,8 @@ from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+
+    from walflow.destinations.lake.noted_pictures import NotedPictures
 
 __all__ = ["AsOf", "KeptPicture", "KeptTable", "Pictures", "progress_table", "readable"]
 
@@ -94,7 +96,15 @@ class AsOf:
 class Pictures:
     """Calls get a session that is the caller's alone. ``record`` is called by one thread."""
 
-    def __init__(self, format: LakeFormat, owner: Owner, keep_seconds: float) -> None:
+    def __init__(
+        self,
+        format: LakeFormat,
+        owner: Owner,
+        keep_seconds: float,
+        noted: NotedPictures | None = None,
+    ) -> None:
+        """``noted``: where else they are written down."""
+        self._noted = noted
         self._format = format
         self._owner = owner
         self._form = _form(owner.pipeline)
@@ -119,11 +129,15 @@ class Pictures:
         if (tables := self._kept_tables(spark, picture, viewed)) is None:
             return False
         now = time.time()
-        rows = _rows(picture, tables, now, now + self._keeping.seconds(now))
+        until = now + self._keeping.seconds(now)
+        rows = _rows(picture, tables, now, until)
         columnar = self._format.columnar(spark)
         if columnar is None or not columnar.append(self.name, rows):
             # One partition, so one file.
             self._format.append(spark.createDataFrame(rows).coalesce(1), self.name)
+        if self._noted is not None:
+            queries = {table: self._query(table, viewed) for table in tables}
+            self._noted.record(picture, queries, now, until)
         self._recorded += 1
         if self._recorded % _TIDY_EVERY == 0:
             self._tidy(spark)
@@ -133,6 +147,8 @@ class Pictures:
         """There may be another table of this name now. Any thread may say so."""
         with self._forgetting:
             self._forgotten |= {name, base_of(name), changes_of(name)}
+        if self._noted is not None:
+            self._noted.doubt(name)
 
     def _make(self, spark: SparkSession) -> None:
         with self._lock:
@@ -168,6 +184,14 @@ class Pictures:
             kept.append(KeptTable(table.source, table.table, version, base, table.position))
         return kept
 
+    def _query(self, table: KeptTable, viewed: Mapping[TableName, Parts]) -> str:
+        """What reads the table as it is in the picture, which is being kept."""
+        as_of, parts = self._format.as_of, viewed.get(table.table)
+        if parts is None or table.base is None:
+            return f"SELECT * FROM {as_of(table.table, table.version)}"
+        base, changes = as_of(parts.base, table.base), as_of(parts.changes, table.version)
+        return shown(parts, base, changes)
+
     def _versions(
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
     ) -> Mapping[TableName, int]:
@@ -186,6 +210,8 @@ class Pictures:
         return versions
 
     def _tidy(self, spark: SparkSession) -> None:
+        if self._noted is not None:
+            self._noted.tidy()
         spark.sql(
             f"DELETE FROM {self._format.identifier(self.name)}"
             f" WHERE kept_until <= {_moment(time.time())}"

@@ -1,0 +1,113 @@
+"""The pipelines on this machine, and how they are: what ``walflow list`` shows."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from walflow.changelog.identity import LOCK
+from walflow.config import Settings, load_settings
+from walflow.errors import WalflowError
+from walflow.model import Phase
+from walflow.pipeline.known import KnownPipeline, known_pipelines
+from walflow.pipeline.process_marks import is_held, runs_here
+from walflow.stores import open_store, state_file
+from walflow.units import iso_time
+
+__all__ = ["Listed", "listed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    folder: Path
+    known: KnownPipeline
+    pid: int | None = None
+    """Of the process that runs it; None: none does, as far as can be told from here."""
+    host: str | None = None
+    tables: int | None = None
+    """None: not known."""
+    set_aside: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``walflow list --json`` prints: keys are only ever added."""
+        known = self.known
+        ended = None if self.running else known.stopped
+        return {
+            "pipeline": known.name,
+            "running": self.running,
+            "pid": self.pid,
+            "host": self.host,
+            "begun": iso_time(known.begun),
+            "started": iso_time(known.started),
+            "stopped": None if ended is None else iso_time(ended),
+            "source": known.source,
+            "destination": known.destination,
+            "publication": known.publication,
+            "slot": known.slot,
+            "log": str(self.folder.absolute()),
+            "tables": self.tables,
+            "set_aside": self.set_aside,
+        }
+
+
+def listed(folders: Iterable[Path]) -> Iterator[Listed]:
+    """The pipelines whose logs are these folders, or lie in them, by name."""
+    found = known_pipelines(folder.expanduser() for folder in folders)
+    for folder, known in sorted(found, key=lambda one: (one[1].name, one[0])):
+        yield _with_state(folder, known) or _by_lock(folder, known)
+
+
+def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
+    """None if the state is not in a file that is there."""
+    if "store.uri" in known.left_out:
+        return None
+    settings = _settings(folder, known)
+    if settings is None or (file := state_file(settings)) is None or not file.exists():
+        return None
+    try:
+        with closing(open_store(settings)) as store:
+            states = store.get_table_replication_states().values()
+            lease = store.get_lease()
+    except WalflowError:
+        # Such as a file of a newer version: the others are to be listed all the same.
+        return None
+    held = lease if is_held(lease) else None
+    return Listed(
+        folder,
+        known,
+        None if held is None else held.holder.pid,
+        None if held is None else held.holder.host,
+        len(states),
+        sum(state.phase is Phase.ERRORED for state in states),
+    )
+
+
+def _settings(folder: Path, known: KnownPipeline) -> Settings | None:
+    """By which the store is found."""
+    store = known.settings.get("store", {})
+    said = {"name": known.name, "log.folder": str(folder.absolute()), "store": store}
+    try:
+        return load_settings(None, {**said, "source.uri": "", "destination.uri": ""}, {})
+    except WalflowError:
+        return None
+
+
+def _by_lock(folder: Path, known: KnownPipeline) -> Listed:
+    """Who holds the log has written its number into the lock."""
+    try:
+        text = (folder / LOCK).read_text(errors="replace")
+    except OSError:
+        text = ""
+    match = re.match(r"process (\d+) on (.*)", text)
+    if match is None or match[2] != socket.gethostname() or not runs_here(int(match[1])):
+        return Listed(folder, known)
+    return Listed(folder, known, int(match[1]), match[2])

@@ -1,0 +1,90 @@
+"""``walflow list``: the pipelines on this machine, from what they have noted beside their logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from walflow.cli.debugging import debug_option
+from walflow.cli.helping import HelpedCommand
+
+if TYPE_CHECKING:
+    from walflow.cli.listed import Listed
+
+__all__ = ["list_pipelines"]
+
+
+@click.command(
+    "list",
+    cls=HelpedCommand,
+    epilog="Listed are the pipelines whose logs lie in ~/.walflow, or in the folders of --log. "
+    "Neither source nor destination nor Spark is asked. How many tables there are, and how many "
+    "are set aside, is known of pipelines whose state is in an SQLite file; of others, it is told "
+    "by the log's lock whether a process on this machine runs them.\n\n"
+    "The object of --json: pipelines (pipeline, running, pid, host (of the process that runs it, "
+    "or null), begun, started, stopped (null while it runs, or if it did not end in order), "
+    "source, destination, publication, slot, log, tables, set_aside (null if not known)). Keys are "
+    "only ever added.",
+    examples=(
+        "walflow list",
+        "walflow list --log /srv/logs --json | jq '.pipelines[] | select(.running | not)'",
+    ),
+)
+@click.option(
+    "--log",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A pipeline's log, or the folder with the logs of several; may be repeated.  "
+    "[default: ~/.walflow]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@debug_option
+def list_pipelines(folders: tuple[Path, ...], as_json: bool) -> int:
+    """List the pipelines on this machine."""
+    from walflow.cli.listed import listed
+    from walflow.pipeline.known import default_logs
+
+    found = list(listed(folders or (default_logs(),)))
+    if as_json:
+        import json
+
+        shown = [one.to_dict() for one in found]
+        click.echo(json.dumps({"pipelines": shown}, ensure_ascii=False))
+        return 0
+    if not found:
+        places = ", ".join(map(str, folders)) or str(default_logs())
+        click.echo(f"No pipeline has its log in {places}.")
+        return 0
+    _print(found)
+    return 0
+
+
+def _print(found: list[Listed]) -> None:
+    import time
+
+    from walflow.units import human_seconds
+
+    now = time.time()
+    for number, one in enumerate(found):
+        if number:
+            click.echo()
+        known = one.known
+        if one.running:
+            where = f"process {one.pid} on {one.host}"
+            state = f"has been running for {human_seconds(now - known.started)} ({where})"
+        elif known.stopped is not None:
+            state = f"stopped {human_seconds(now - known.stopped)} ago"
+        else:
+            state = "does not run; it was not ended in order"
+        click.echo(f"{click.style(known.name, bold=True)}  {state}")
+        if one.tables is not None:
+            aside = f", {one.set_aside} set aside" if one.set_aside else ""
+            count = "1 table" if one.tables == 1 else f"{one.tables} tables"
+            click.echo(f"  {count}{aside}")
+        click.echo(f"  from  {known.source}")
+        click.echo(f"  to    {known.destination}")
+        click.echo(f"  log   {one.folder}")
