@@ -40,7 +40,7 @@ NAMES = {
         "ProtocolError PublicationChanged PublicationMissing RequestRefused "
         "ReservedColumnName ServerTooOld "
         "SlotForeign SlotInUse SlotLost SnapshotLost SourceError SparkError Stopped "
-        "StoreError StoreForeign TableLocked TableRewritten TablesSetAside UnknownTable "
+        "StoreError StoreForeign TableLocked TableMoved TableRewritten TablesSetAside UnknownTable "
         "WalLevelNotLogical WalflowError"
     ),
     "walflow.evolution": "Evolution NotFollowed evolution key_numbers widens",
