@@ -119,9 +119,7 @@ def find_remains(
         made = made_by_walflow(connection, publication, settings.name)
         system = f"{server.system_identifier}/{server.database}"
         users = (
-            other_users(
-                connection, publication, settings.name, settings.slot, _readers(settings, system)
-            )
+            other_users(connection, publication, settings.slot, _readers(settings, system))
             if made
             else ()
         )

@@ -233,13 +233,13 @@ def chosen_publication(
 
 @source_errors("see who else reads the publication")
 def other_users(
-    connection: Session, name: str, pipeline: str, slot: str, known: Mapping[str, str]
+    connection: Session, name: str, slot: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The slots of this database, other than ``slot``, whose readers use the publication, or may.
 
     Postgres does not keep which publication a slot is for. A reader that is connected says it;
-    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them
-    may be for any publication but a pipeline's own, as long as it has none itself.
+    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them,
+    and has no publication of its own, may be for FORMER_NAME, which once was everybody's.
     """
     rows = connection.execute(
         "SELECT s.slot_name::text, coalesce(a.query, ''),"
@@ -249,7 +249,6 @@ def other_users(
         "   AND s.slot_name <> %s ORDER BY 1",
         [slot],
     ).fetchall()
-    shared = name != f"{FORMER_NAME}_{pipeline}"
     users = []
     for other, query, has_own in rows:
         if other in known:
@@ -257,7 +256,7 @@ def other_users(
         elif "publication_names" in query:
             uses = quote_identifier(name) in query.partition("publication_names")[2]
         else:
-            uses = shared and other.startswith(f"{FORMER_NAME}_") and not has_own
+            uses = name == FORMER_NAME and other.startswith(f"{FORMER_NAME}_") and not has_own
         if uses:
             users.append(other)
     return tuple(users)
