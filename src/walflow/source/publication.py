@@ -26,6 +26,7 @@ __all__ = [
     "drop_publication",
     "find_publication",
     "find_tables",
+    "hand_over_publication",
     "identity_sql",
     "made_by_walflow",
     "other_users",
@@ -176,11 +177,7 @@ def create_publication(
         with connection.transaction():
             connection.execute(statement)
             if pipeline is not None:
-                connection.execute(
-                    sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
-                        sql.Identifier(name), _made_for(pipeline)
-                    )
-                )
+                hand_over_publication(connection, name, pipeline)
     except psycopg.errors.DuplicateObject:
         pass
     except psycopg.errors.InsufficientPrivilege as error:
@@ -270,6 +267,16 @@ def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
         [name],
     ).fetchone()
     return row is not None and row[0] == _made_for(pipeline)
+
+
+def hand_over_publication(connection: Session, name: str, pipeline: str) -> None:
+    """Have the publication be another pipeline's: whose ``drop`` then drops it."""
+    with source_errors(f'comment on the publication "{name}"'):
+        connection.execute(
+            sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+                sql.Identifier(name), _made_for(pipeline)
+            )
+        )
 
 
 def drop_publication(connection: Session, name: str) -> None:
