@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from tests.cli.commands import Room
 from tests.cli.stored import opened, put_table
 from tests.conftest import Database
 from tests.destinations.reference import reading_session
+from tests.docs.blocks import ROOT
 from walflow import destinations
 from walflow.cli import _exit_code
 from walflow.errors import NoPicture, PictureGone, UnknownTable
@@ -136,3 +138,20 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     code, out, err = ask(*options, *elsewhere)
     assert code == NoPicture.exit_code
     assert "No picture of the tables of the pipeline shop" in err
+
+
+@pytest.mark.spark
+def test_positions_as_text_and_as_numbers(database: Database, spark: SparkSession) -> None:
+    """As the docs say it for Postgres and for Spark."""
+    page = (ROOT / "docs" / "how-to" / "read-as-of-one-commit.md").read_text(encoding="utf-8")
+    part = page.partition("## Positions as text and as numbers")[2].partition("\n## ")[0]
+    in_postgres, in_spark = re.findall(r"```sql\n(.*?)```", part, re.DOTALL)
+    for text in ("0/26F1840", "0/0", "1/0", "16/B374D848", "FFFF/FFFFFFFF"):
+        number = int(Lsn.parse(text))
+        written = in_postgres.replace("0/26F1840", text).replace("40835136", str(number))
+        assert database.execute(written) == [(text, number)]
+        one = f"(SELECT {number} AS _LSN)"
+        written = in_spark.replace("0/26F1840", text).replace("lake.public.orders", one)
+        assert [tuple(row) for row in spark.sql(written.rstrip("\n;")).collect()] == [
+            (text, number)
+        ]

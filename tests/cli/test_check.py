@@ -20,9 +20,11 @@ from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
+from walflow.destinations import open_destination
 from walflow.destinations.base import Events
 from walflow.errors import CheckFailed, PublicationMissing
-from walflow.model import TableSchema
+from walflow.model import Column, PgType, TableName, TableSchema
+from walflow.pipeline.known import remember
 from walflow.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -344,6 +346,55 @@ def test_a_lake_is_really_written(
     assert [file.name for file in (tmp_path / "data" / "lake").rglob("*")] == ["_walflow"]
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_tables_of_another_pipeline(
+    format: str, database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    """The one that was tried by options on the command line, and then got a file and a name."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE PUBLICATION walflow FOR ALL TABLES",
+    )
+    given = {
+        "source.uri": database.uri,
+        "destination.uri": f"{format}://{tmp_path / 'lake'}",
+        "log.folder": tmp_path / "logs" / "shop",
+        "name": "shop",
+    }
+    settings = load_settings(None, given, {})
+    (system,) = database.execute("SELECT system_identifier FROM pg_control_system()")
+    source = f"{system[0]}/{database.name}"
+    findings = list(perform(Facts(settings, spark=spark)))
+    assert wrong(findings) == []
+    assert "is somebody else's" in one(findings, "owner", Verdict.OK).message
+    (tmp_path / "logs" / "default").mkdir(parents=True)
+    first = load_settings(
+        None, {**given, "name": "default", "log.folder": tmp_path / "logs" / "default"}, {}
+    )
+    remember(first.with_publication("walflow"), source)
+    opened = open_destination(first, source, spark=spark, warm_up=False)
+    for name in ("t", "u"):
+        columns = (Column("id", PgType("integer", 23, 23), "int", False, 1),)
+        opened.destination.truncate_table(
+            TableSchema(1, TableName("public", name), columns, ("id",))
+        )
+    opened.close()
+    findings = list(perform(Facts(settings, spark=spark)))
+    assert wrong(findings) == [("warning", "neighbours"), ("error", "owner")]
+    clash = one(findings, "owner", Verdict.ERROR)
+    assert clash.code == "DestinationForeign"
+    assert "belongs to the pipeline 'default'" in clash.message
+    assert "1 more table" in clash.message
+    assert "--name default" in clash.hint
+    assert "--name default" in one(findings, "neighbours", Verdict.WARNING).hint
+    # What is known without Spark is told without it.
+    findings = list(perform(Facts(settings, quick=True)))
+    assert wrong(findings) == [("warning", "neighbours")]
+    assert wrong(list(perform(Facts(first, spark=spark)))) == []
+
+
 def arguments(database: Database, room: Room, *more: str) -> list[str]:
     lake = f"iceberg://{room.path / 'lake'}"
     log = str(room.path / "log")
@@ -359,7 +410,7 @@ def test_the_command(database: Database, room: Room) -> None:
     assert ran.stderr == ""
     assert "\nsource\n  ok         connected to Postgres" in ran.stdout
     # Not broken into lines: it is to be pasted.
-    assert '\n             → Run: CREATE PUBLICATION "walflow" FOR ALL TABLES' in ran.stdout
+    assert '\n             → Run: CREATE PUBLICATION "walflow_default" FOR ALL TABLES' in ran.stdout
     assert ran.stdout.endswith("\n1 error among 14 checks.\n")
     create = "--create-publication"
     ran = room.run(*arguments(database, room, create, "--json"))

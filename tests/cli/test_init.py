@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -11,9 +12,11 @@ import yaml
 
 from tests.cli.commands import Room
 from tests.conftest import Database
+from walflow.cli import _exit_code
 from walflow.cli.init_uris import written_destination, written_source
 from walflow.config import Settings, load_settings
 from walflow.config.schema import settings_schema
+from walflow.pipeline.known import remember
 from walflow.source.connection import connect
 from walflow.source.preflight import preflight
 from walflow.source.publication import create_publication
@@ -202,3 +205,49 @@ def test_destinations_are_written_without_their_secrets() -> None:
     assert written.variables == ("WALFLOW_DESTINATION_PASSWORD",)
     assert written_destination("http://h/?token=x").text == ""
     assert written_destination("http://h/?token=x").variables == ("WALFLOW_DESTINATION__URI",)
+
+
+def test_a_pipeline_that_is_there_is_gone_on_with(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was started by options alone, and that brings this database to this place."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    ends = ("--from", database.uri, "--to", "iceberg:///data/lake")
+    log = tmp_path / ".walflow" / "elsewhere"
+    log.mkdir(parents=True)
+    said: dict[str, Any] = {
+        "name": "first_try",
+        "source.uri": database.uri,
+        "source.slot": "a_slot",
+        "destination.uri": "iceberg:///data/lake",
+        "tables.include": ["public.*"],
+        "apply.tables": {"public.orders": {"mode": "history"}},
+        "maintenance.target_file_bytes": 1 << 20,
+        "log.folder": str(log),
+    }
+    settings = load_settings(None, said, {}).with_publication("walflow")
+    (system,) = database.execute("SELECT system_identifier FROM pg_control_system()")
+    remember(settings, f"{system[0]}/{database.name}")
+
+    def written(*more: str) -> tuple[Settings, str]:
+        file = tmp_path / "pipeline.yaml"
+        assert _exit_code(["init", str(file), "--force", *ends, *more]) == 0
+        environment = {"WALFLOW_SOURCE_PASSWORD": "x"}
+        return load_settings(file, {}, environment), file.read_text(encoding="utf-8")
+
+    found, text = written()
+    assert (found.name, found.slot, found.publication) == ("first_try", "a_slot", "walflow")
+    assert found.log_folder == log
+    assert found.tables == settings.tables
+    assert found.apply == settings.apply
+    assert "It goes on with the pipeline first_try" in text
+    assert "not in the file: maintenance.target_file_bytes" in " ".join(text.split("\n# "))
+    # Another name is another pipeline: that is warned of.
+    found, text = written("--name", "shop")
+    assert (found.name, found.publication) == ("shop", "walflow_shop")
+    assert "To go on with it, say --name first_try" in " ".join(text.split("\n# "))
+    # So is another place, but rightly.
+    found, text = written("--to", "iceberg:///data/other")
+    assert found.name == database.name
+    assert "WARNING" not in text

@@ -154,6 +154,12 @@ def test_a_publication_that_others_read_stays(database: Database, tmp_path: Path
         drop_pipeline(shop, store, found)
     assert database.execute(PUBLICATIONS) == [("walflow",)]
     assert database.execute(SLOTS) == [(bi.slot,)]
+    # It goes with the last one.
+    with closing(open_store(bi)) as store:
+        found = find(bi, store)
+        assert (found.publication, found.users) == ("walflow", ())
+        drop_pipeline(bi, store, found)
+    assert database.execute(PUBLICATIONS) == []
 
 
 def test_tables_that_were_found_to_be_anothers_are_not_listed_for_removal(

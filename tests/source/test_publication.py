@@ -88,7 +88,7 @@ def test_who_else_reads_a_publication(database: Database) -> None:
     with connect(database.uri, application_name="t") as connection:
 
         def users(name: str, **known: str) -> tuple[str, ...]:
-            return other_users(connection, name, "a", "walflow_a", known)
+            return other_users(connection, name, "walflow_a", known)
 
         # Nobody can tell what walflow_b reads; walflow_c has one of its own.
         assert users("walflow") == ("walflow_b",)
@@ -98,7 +98,7 @@ def test_who_else_reads_a_publication(database: Database) -> None:
             "walflow_b",
             "walflow_c",
         )
-        # By its default, no other pipeline comes to read one that is named after this.
+        # No pipeline comes to read another one but if it is told to.
         assert users("walflow_a") == ()
         assert users("walflow_a", walflow_b="walflow_a") == ("walflow_b",)
         # Who is connected says it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,15 +27,26 @@ from walflow.destinations.base import (
     ListsTables,
     SwapsTables,
 )
-from walflow.errors import DestinationForeign
+from walflow.errors import DestinationForeign, SourceError
 from walflow.failpoints import failpoint
 from walflow.model import TableName, TableSchema, quote_identifier
 from walflow.paths import is_there
 from walflow.pipeline.handing_over import shadow_of
-from walflow.pipeline.known import forget, pipelines_on_this_machine, read_known, settled
+from walflow.pipeline.known import (
+    KnownPipeline,
+    forget,
+    pipelines_on_this_machine,
+    read_known,
+    settled,
+)
 from walflow.pipeline.leasing import LeaseKeeper
 from walflow.source.connection import connect
-from walflow.source.publication import drop_publication, made_by_walflow, other_users
+from walflow.source.publication import (
+    drop_publication,
+    hand_over_publication,
+    made_by_walflow,
+    other_users,
+)
 from walflow.source.server import read_server
 from walflow.source.slots import drop_slot, read_slot
 from walflow.stores import STATE_FILE, sql_tables
@@ -58,6 +69,8 @@ class Remains:
     """Else: the publication that walflow made for this pipeline, and that others use."""
     users: tuple[str, ...] = ()
     """The slots of those others."""
+    heir: str = ""
+    """The pipeline, one of them, that the publication is left to."""
     source: str | None = None
     """By which the destination tells this source's tables from others; None: it is not known."""
     tables: tuple[TableSchema, ...] = ()
@@ -119,13 +132,13 @@ def find_remains(
         publication = settled(connection, settings, begun=known).publication
         made = made_by_walflow(connection, publication, settings.name)
         system = f"{server.system_identifier}/{server.database}"
-        users = (
-            other_users(
-                connection, publication, settings.name, settings.slot, _readers(settings, system)
-            )
-            if made
-            else ()
-        )
+        others = {
+            known.slot: known
+            for _, known in pipelines_on_this_machine(settings)
+            if known.system == system
+        }
+        known_readers = {slot: other.publication for slot, other in others.items()}
+        users = other_users(connection, publication, settings.slot, known_readers) if made else ()
     # A slot of that name in another database, or for another plugin, is somebody else's.
     is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
     found = replace(
@@ -134,18 +147,15 @@ def find_remains(
         publication=publication if made and not users else None,
         shared=publication if made and users else None,
         users=users,
+        heir=_pipeline_of(users[0], others) if users else "",
         source=system,
     )
     return replace(found, others=bool(found) and not keep_tables)
 
 
-def _readers(settings: Settings, system: str) -> dict[str, str]:
-    """The publications of other pipelines on this machine, by slot."""
-    return {
-        known.slot: known.publication
-        for _, known in pipelines_on_this_machine(settings)
-        if known.system == system
-    }
+def _pipeline_of(slot: str, known: Mapping[str, KnownPipeline]) -> str:
+    """Whose slot it is: as was noted, or by the name that walflow gives slots."""
+    return known[slot].name if slot in known else slot.removeprefix("walflow_")
 
 
 def _cannot_drop(settings: Settings) -> str | None:
@@ -216,7 +226,7 @@ def drop_pipeline(
             if remains.others:
                 tables += _others(destination, tables)
         check()
-        if remains.slot is not None or remains.publication is not None:
+        if remains.slot or remains.publication or remains.shared:
             _drop_from_source(settings, remains, tell)
         if destination is not None:
             _drop_tables(destination, tables, check, tell)
@@ -269,6 +279,11 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
         if remains.publication is not None:
             drop_publication(connection, remains.publication)
             tell(f"dropped the publication {remains.publication}")
+        if remains.shared is not None:
+            # Who may not say whose it is leaves it, too.
+            with contextlib.suppress(SourceError):
+                hand_over_publication(connection, remains.shared, remains.heir)
+            tell(f"left the publication {remains.shared} to the pipeline {remains.heir}")
 
 
 def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:

@@ -32,6 +32,7 @@ __all__ = [
     "drop_publication",
     "find_publication",
     "find_tables",
+    "hand_over_publication",
     "identity_sql",
     "made_by_walflow",
     "other_users",
@@ -209,11 +210,7 @@ def create_publication(
         with connection.transaction():
             connection.execute(statement)
             if pipeline is not None:
-                connection.execute(
-                    sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
-                        sql.Identifier(name), _made_for(pipeline)
-                    )
-                )
+                hand_over_publication(connection, name, pipeline)
     except psycopg.errors.DuplicateObject:
         pass
     except psycopg.errors.InsufficientPrivilege as error:
@@ -266,13 +263,13 @@ def chosen_publication(
 
 @source_errors("see who else reads the publication")
 def other_users(
-    connection: Session, name: str, pipeline: str, slot: str, known: Mapping[str, str]
+    connection: Session, name: str, slot: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The slots of this database, other than ``slot``, whose readers use the publication, or may.
 
     Postgres does not keep which publication a slot is for. A reader that is connected says it;
-    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them
-    may be for any publication but a pipeline's own, as long as it has none itself.
+    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them,
+    and has no publication of its own, may be for FORMER_NAME, which once was everybody's.
     """
     rows = connection.execute(
         "SELECT s.slot_name::text, coalesce(a.query, ''),"
@@ -282,7 +279,6 @@ def other_users(
         "   AND s.slot_name <> %s ORDER BY 1",
         [slot],
     ).fetchall()
-    shared = name != f"{FORMER_NAME}_{pipeline}"
     users = []
     for other, query, has_own in rows:
         if other in known:
@@ -290,7 +286,7 @@ def other_users(
         elif "publication_names" in query:
             uses = quote_identifier(name) in query.partition("publication_names")[2]
         else:
-            uses = shared and other.startswith(f"{FORMER_NAME}_") and not has_own
+            uses = name == FORMER_NAME and other.startswith(f"{FORMER_NAME}_") and not has_own
         if uses:
             users.append(other)
     return tuple(users)
@@ -304,6 +300,16 @@ def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
         [name],
     ).fetchone()
     return row is not None and row[0] == _made_for(pipeline)
+
+
+def hand_over_publication(connection: Session, name: str, pipeline: str) -> None:
+    """Have the publication be another pipeline's: whose ``drop`` then drops it."""
+    with source_errors(f'comment on the publication "{name}"'):
+        connection.execute(
+            sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+                sql.Identifier(name), _made_for(pipeline)
+            )
+        )
 
 
 def drop_publication(connection: Session, name: str) -> None:
