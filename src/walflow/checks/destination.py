@@ -12,6 +12,7 @@ from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped
 from walflow.checks.scratch import removed_if_made
 from walflow.destinations import (
     check_folder,
+    check_named,
     open_destination,
     open_without_spark,
     warehouse_of,
@@ -52,6 +53,7 @@ def _destination(facts: Facts) -> Iterator[Finding]:
 
 
 def _lake(facts: Facts) -> Iterator[Finding]:
+    check_named(facts.settings)
     folder = warehouse_of(facts.settings.destination.uri)
     problem = next(attempted(_AREA, "folder", _folder(folder)), None)
     if problem is not None:

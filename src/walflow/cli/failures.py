@@ -32,7 +32,7 @@ def report(error: Exception, *, debug: bool) -> int:
         if error.hint:
             click.echo(f"{click.style('What to do:', bold=True)} {redacted(error.hint)}", err=True)
         return error.exit_code
-    cause = " ".join(str(error).split()) or "no further words"
+    cause = " ".join(_words(error).split()) or "no further words"
     click.echo(
         f"{click.style('Unexpected error:', fg='red', bold=True)}"
         f" {type(error).__name__}: {redacted(cause)[:500]}",
@@ -41,6 +41,15 @@ def report(error: Exception, *, debug: bool) -> int:
     if not debug:
         click.echo("Run again with --debug to see where it happened.", err=True)
     return UNEXPECTED
+
+
+def _words(error: Exception) -> str:
+    """Of what Spark raises, and that is long, the cause."""
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return str(error)
+    from walflow.spark.causes import cause_of
+
+    return cause_of(error).message
 
 
 def _stack(error: Exception) -> str:

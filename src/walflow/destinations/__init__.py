@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
 from walflow.destinations.uris import GROUP, LAKES, check_uri, is_lake, kind_of, warehouse_of
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OpenDestination",
+    "check_catalog",
     "check_folder",
     "check_is_lake",
+    "check_named",
     "check_uri",
     "is_lake",
     "open_destination",
@@ -38,6 +42,9 @@ __all__ = [
     "run_on_spark",
     "warehouse_of",
 ]
+
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,16 @@ def place_of(settings: Settings) -> str:
     options = settings.destination.options.items()
     said = sorted((key, value) for key, value in options if not is_secret_name(key))
     return json.dumps([redacted(settings.destination.uri), said])
+
+
+def check_named(settings: Settings) -> None:
+    """BadUri or ConfigError if the settings name no destination. Opens nothing, makes nothing."""
+    uri = settings.destination.uri
+    check_uri(uri)
+    if kind_of(uri) == "iceberg":
+        from walflow.destinations.iceberg.options import check_options
+
+        check_options(settings.destination.options)
 
 
 def check_is_lake(settings: Settings, command: str) -> None:
@@ -139,6 +156,28 @@ def open_destination(
     return OpenDestination(destination, spark, owns_spark)
 
 
+def check_catalog(opened: OpenDestination, settings: Settings, *, begun: bool) -> None:
+    """Of a lake whose catalog is not a folder: whether it can be reached and, unless tables are in
+    it already, written to; else a DestinationError, before anything is copied.
+
+    Where tables are already (``begun``), one that does not answer now is waited for: the source's
+    log has to be received meanwhile.
+    """
+    from walflow.destinations.lake import LakeDestination
+
+    destination = opened.destination
+    if not settings.destination.options or not isinstance(destination, LakeDestination):
+        return
+    try:
+        destination.check_catalog()
+        if not begun:
+            destination.check_writable()
+    except DestinationError as error:
+        if not (begun and error.retry):
+            raise
+        _logger.warning("the catalog does not answer; going on until it does", error=error)
+
+
 def run_on_spark(
     destination: Destination, settings: Settings, spark: SparkSession | None, *, debug: bool = False
 ) -> OpenDestination:
@@ -193,6 +232,7 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
     from walflow.spark.jars import DELTA, ICEBERG
 
     options = settings.destination.options
+    check_named(settings)
     if kind_of(settings.destination.uri) == "iceberg":
         return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
     if unknown := sorted(options.keys() - {"catalog"}):

@@ -14,7 +14,13 @@ import structlog
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
-from walflow.destinations import OpenDestination, check_uri, open_destination, run_on_spark
+from walflow.destinations import (
+    OpenDestination,
+    check_catalog,
+    check_named,
+    open_destination,
+    run_on_spark,
+)
 from walflow.destinations.base import BreaksOff, Destination
 from walflow.errors import LogError, SourceError, Stopped, StoreError, TableLocked, WalflowError
 from walflow.mapping import TableMapping
@@ -140,7 +146,7 @@ class Pipeline:
     def _start(self) -> None:
         settings = self.settings
         if self._given_destination is None:
-            check_uri(settings.destination.uri)
+            check_named(settings)
         new_folder = not is_there(settings.log_folder)
         if new_folder or not (state_file(settings) is None or state_file_is_there(settings)):
             self._cleanup.callback(remove_leftovers, settings)
@@ -170,6 +176,9 @@ class Pipeline:
         self.stage = "starting Spark"
         self._destination = self._open_destination(source, found.timeline)
         self._cleanup.callback(self._destination.close)
+        self._check_stopped()
+        self.stage = "opening the catalog"
+        check_catalog(self._destination, settings, begun=self._begun)
         self._check_stopped()
         self._publish(found)
         self._make_parts()

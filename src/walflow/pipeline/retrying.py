@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from walflow.errors import ErrorKind, WalflowError
 from walflow.model import Phase
 from walflow.redaction import redacted
+from walflow.spark.causes import cause_of
 from walflow.states import RetryKind, RetryPolicy, TableError
 
 __all__ = ["Retries", "first_line", "is_of_the_source"]
@@ -45,8 +46,9 @@ class Retries:
 
 
 def first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0][:1000]
+    """What is to be told of it; of what Spark raises, the cause."""
+    text = str(error).strip() if isinstance(error, WalflowError) else cause_of(error).message
+    return (text or type(error).__name__).partition("\n")[0][:1000]
 
 
 def is_of_the_source(error: BaseException) -> bool:

@@ -30,6 +30,10 @@ class Entries:
         self._lock = threading.Lock()
         self._entered: set[TableName] = set()
 
+    def check(self, spark: SparkSession) -> None:
+        """Fail as Spark does if there is no such catalog."""
+        spark.sql(f"SHOW NAMESPACES IN {quoted(self._catalog)}").take(1)
+
     def enter(self, spark: SparkSession, name: TableName, folder: Path) -> None:
         """Make the table known, unless it is. DestinationError if the catalog allows no such name.
 

@@ -64,7 +64,9 @@ class DeltaFormat:
         self._entries = None if catalog is None else Entries(catalog)
 
     def opened(self, spark: SparkSession) -> None:
-        """There is nothing to open."""
+        """There is nothing to open but the catalog that is to know the tables, if there is one."""
+        if self._entries is not None:
+            self._entries.check(spark)
 
     def warm_copy(self, folder: str) -> DeltaFormat:
         return DeltaFormat(folder)

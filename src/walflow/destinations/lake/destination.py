@@ -100,6 +100,13 @@ class LakeDestination:
         self._pool.shutdown()
         self._sessions.close()
 
+    def check_catalog(self) -> None:
+        """Raise a DestinationError if the catalog cannot be reached."""
+        name = scratch_name()
+        with as_our_errors("the catalog cannot be used"), self._sessions.borrowed() as spark:
+            self._format.opened(self._spark)
+            self._format.has_namespace(spark, name)
+
     def check_writable(self) -> None:
         """See Checked. With a row in a table of its own, in the namespace of what walflow keeps
         for itself."""
