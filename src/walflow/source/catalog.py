@@ -35,6 +35,7 @@ __all__ = [
     "RESERVED_COLUMNS",
     "PublishedTable",
     "describe_relation",
+    "is_reserved",
     "published_tables",
     "refused_reading",
 ]
@@ -66,6 +67,14 @@ RESERVED_COLUMNS = frozenset(
     }
 )
 """Names that the change log and the destinations' tables need for themselves."""
+_RESERVED_PREFIX = "_walflow"
+"""So are all that begin like this, in any case of letters: what else our queries name does (see
+walflow.spark.names)."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a column of a source cannot have this name."""
+    return name in RESERVED_COLUMNS or name.lower().startswith(_RESERVED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +346,7 @@ def _stand_ins(names: Sequence[str]) -> dict[str, str]:
     """Names that no other column has, for those that are ours."""
     found = {}
     for name in names:
-        if name in RESERVED_COLUMNS:
+        if is_reserved(name):
             stand_in = f"~{name}"
             while stand_in in names:
                 stand_in = f"~{stand_in}"
@@ -378,7 +387,7 @@ def _key(attributes: Sequence[Attribute], key: frozenset[str]) -> tuple[str, ...
 def _reserved(
     table: TableSchema, connection: Session, publication: Publication
 ) -> ReservedColumnName | None:
-    taken = [name for name in table.column_names if name in RESERVED_COLUMNS]
+    taken = [name for name in table.column_names if is_reserved(name)]
     if not taken:
         return None
     if not publication.all_tables and connection.info.server_version >= 150000:
