@@ -123,6 +123,20 @@ _ZERO_KEY = (
     "DELETE FROM @ WHERE t = 'NaN'",
     "INSERT INTO @ VALUES ('NaN', 8)",
 )
+# Of a numeric that becomes a double (the setting types.numeric): the same one for all of them.
+_NEAR = "1234567890123456789"
+_NEAR_KEY = (
+    f"INSERT INTO @ VALUES ({_NEAR}1, 1), ({_NEAR}2, 2), ({_NEAR}3, 3)",
+    "--",
+    f"DELETE FROM @ WHERE t = {_NEAR}2",
+    f"UPDATE @ SET s = 4 WHERE t = {_NEAR}3",
+    "--",
+    f"UPDATE @ SET t = {_NEAR}2 WHERE t = {_NEAR}1",
+)
+EXACTLY = (
+    "SELECT cast(_EXACT['t'] AS decimal(38,18)) AS t, s, cast(null AS map<string, string>) _EXACT"
+    " FROM ({})"
+)
 _FULL_ZEROS = (
     "ALTER TABLE @ REPLICA IDENTITY FULL",
     "INSERT INTO @ VALUES ('0', '{0}', '-0'), ('-0', '{0}', '-0'), ('0', '{0}', '-0'),"
@@ -142,6 +156,7 @@ VALUES = (
     tell(_ZERO_KEY, "zero8", columns="t float8 PRIMARY KEY, s int"),
     tell(_ZERO_KEY, "zero_view", "view", columns="t float8 PRIMARY KEY, s int"),
     tell(_FULL_ZEROS, "zero_keyless", columns='s float8, t float8[], "row" float4'),
+    tell(_NEAR_KEY, "near", rows=EXACTLY, columns="t numeric PRIMARY KEY, s int"),
 )
 VALUES_IN_MODES = (
     tell(
@@ -203,7 +218,7 @@ VALUES_IN_MODES = (
 def test_values_that_are_equal_and_not_the_same(
     spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
 ) -> None:
-    follow(VALUES, spark, database, tmp_path, lake_format)
+    follow(VALUES, spark, database, tmp_path, lake_format, types__numeric="double")
 
 
 @pytest.mark.long
@@ -374,6 +389,7 @@ def follow(
     settings = settings_for(
         database,
         folder,
+        "log",
         **more,
         destination__uri=f"{lake_format}://{folder}/lake",
         apply__tables=json.dumps({f"public.{s.table}": s.plan for s in stories if s.plan}),

@@ -31,6 +31,7 @@ __all__ = [
 # is the shape: its dimensions and lower bounds.)
 _INEXACT = ("date", "timestamp", "decimal", "array")
 _FLOATS = ("float", "double")
+_NUMERIC = 1700  # of which a double (see types.numeric) holds but the nearest
 
 
 def identity_fields(
@@ -54,6 +55,8 @@ def identity_of(
 
 def may_be_inexact(column: Column) -> bool:
     """Whether Postgres has values for this column that its Spark type cannot hold."""
+    if column.type.base == _NUMERIC and column.spark_type in _FLOATS:
+        return True
     return any(inexact in column.spark_type for inexact in _INEXACT)
 
 
