@@ -127,6 +127,23 @@ def test_rows_that_only_one_side_has_and_rows_twice(database: Database, lake: Sp
     assert (gone.missing_count, gone.destination_rows, gone.equal) == (4, 0, False)
 
 
+def test_keys_that_are_one_list_and_have_another_shape(
+    database: Database, lake: SparkSession
+) -> None:
+    database.execute(
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.t (k text[] PRIMARY KEY)",
+        "INSERT INTO shop.t VALUES ('{a,b}'), ('{{a,b}}')",
+    )
+    lake.sql("DROP TABLE lake.shop.t")
+    lake.sql("CREATE TABLE lake.shop.t (k array<string>, _EXACT map<string, string>) USING iceberg")
+    lake.sql("INSERT INTO lake.shop.t VALUES (array('a', 'b'), map('k', '{{a,b}}'))")
+    lacks = compared(database, lake)
+    assert (lacks.missing_count, lacks.surplus_count, lacks.repeated) == (1, 0, ())
+    lake.sql("INSERT INTO lake.shop.t VALUES (array('a', 'b'), NULL)")
+    assert compared(database, lake).equal
+
+
 def test_two_empty_tables_are_equal(database: Database, lake: SparkSession) -> None:
     database.execute(*SOURCE[:2])
     assert compared(database, lake).equal

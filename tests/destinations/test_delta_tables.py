@@ -137,6 +137,19 @@ def test_columns_that_differ_by_case_alone_are_refused(
     assert not warehouse.exists()
 
 
+def test_columns_with_names_of_deltas_own_are_refused(
+    tmp_path: Path, destination: LakeDestination, warehouse: Path
+) -> None:
+    for name in ("_metadata", "_ROW_ID_"):
+        schema = make_schema({"id": "int", name: "string"}, ["id"])
+        source = Source(schema, tmp_path)
+        with pytest.raises(DestinationError, match=f"column {name}, a name that Delta") as refused:
+            destination.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+        assert not refused.value.retry
+        assert "Iceberg" in refused.value.hint
+    assert not warehouse.exists()
+
+
 def test_tables_of_others_are_left_alone(
     spark: SparkSession, session: SparkSession, warehouse: Path, source: Source
 ) -> None:

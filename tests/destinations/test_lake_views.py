@@ -443,20 +443,33 @@ def test_auto_shows_large_tables_by_a_view(
     [
         make_schema({"id": "bigint"}, []),
         make_schema({"at": "timestamp", "id": "bigint"}, ["at", "id"]),
+        make_schema({"id": "bigint", "l": "array<string>"}, ["id", "l"]),
         make_schema({"id": "bigint", "_ROUND": "int"}, ["id"]),
     ],
-    ids=["no key", "a key that may be inexact", "a name of ours"],
+    ids=["no key", "a key that may be inexact", "one that has a shape", "a name of ours"],
 )
 def test_what_no_view_can_show_is_merged(
     spark: SparkSession, tmp_path: Path, schema: TableSchema
 ) -> None:
     lake = Lake(spark, tmp_path, VIEW, schema=schema)
-    at: Mapping[str, Any] = {"at": datetime(2026, 1, 1, tzinfo=UTC)} if "at" in schema.key else {}
+    key = {"at": datetime(2026, 1, 1, tzinfo=UTC), "l": ["a", "b"]}
+    at: Mapping[str, Any] = {name: key[name] for name in schema.key if name in key}
     with lake.source.transaction():
         lake.source.insert(id=1, **at)
     lake.copy()
     lake.round(lambda source: source.insert(id=2, **at))
     assert not lake.is_viewed()
+
+
+def test_a_key_that_is_equal_and_not_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path, VIEW, schema=make_schema({"f": "double", "n": "int"}, ["f"]))
+    with lake.source.transaction():
+        lake.source.insert(f=-0.0, n=1)
+    lake.copy()
+    lake.round(lambda source: source.update(source.rows[0], f=0.0))
+    assert lake.is_viewed()
+    lake.fold()
+    lake.check()
 
 
 def test_names_that_are_taken(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_copied_rows_have_their_exact_texts() -> None:
     assert [row.exact for row in kept.rows] == [{}, {}, {"d": "infinity"}, {}]
 
 
+def test_rows_without_columns_are_counted() -> None:
+    kept, texts = Kept(), pa.nulls(3, pa.map_(pa.string(), pa.string()))
+    kept.write_row_batch(make_schema({}, []), pa.record_batch({"_exact": texts}))
+    assert kept.rows == [{}, {}, {}]
+
+
 def changes(*ids: int) -> pa.RecordBatch:
     nothing = dict.fromkeys(("_timestamp", "_xid", "_unchanged", "_old", "_exact", "d"))
     told = {"_change_type": "delete", "_lsn": 5, **nothing}

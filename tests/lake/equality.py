@@ -55,6 +55,8 @@ TOLD_LAST = (
     " AND (emptied IS NULL OR struct(_LSN, _SEQ) > emptied)"
 )
 """What of a lake's table is as in the source, by mode; ``{}`` is what gives its rows."""
+NOTHING = "'a row'"
+"""Of tables without columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ def differences(database: Database, lake: Lake, sought: Iterable[Sought]) -> dic
             found[table] = f"the columns are {there.columns}, and in the source {names}"
             continue
         texts = ", ".join(_in_spark(column, EXACT in there.columns) for column in columns[table])
+        texts = texts or NOTHING
         queries[table] = f"SELECT array({texts}) AS v FROM ({one.rows.format(there.query)})"
     here = lake.texts(queries) if queries else {}
     for table in queries:
@@ -175,14 +178,17 @@ def _some(rows: Rows) -> list[tuple[str, ...]]:
 
 def _columns(connection: psycopg.Connection[Any], table: str) -> list[_Column]:
     found = connection.execute(
-        "SELECT attname, atttypmod, typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid"
+        "SELECT attname, atttypmod, b.typname, e.typname FROM pg_attribute"
+        " JOIN pg_type t ON t.oid = atttypid"
+        " JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END"
+        " LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'"
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [f"public.{quote_identifier(table)}"],
     ).fetchall()
     return [
         # A numeric of more than 38 digits is held like one of any size.
-        _Column(name, form_of(kind, None, -1 if modifier >> 16 > 38 else modifier))
-        for name, modifier, kind in found
+        _Column(name, form_of(kind, element, -1 if modifier >> 16 > 38 else modifier))
+        for name, modifier, kind, element in found
     ]
 
 
@@ -195,7 +201,7 @@ def _texts(connection: psycopg.Connection[Any], table: str, columns: Sequence[_C
         texts.append(
             f"CASE WHEN {value} IS NOT NULL THEN coalesce({held}, 'NULL') || {exactly} END"
         )
-    query = f"SELECT {', '.join(texts)} FROM public.{quote_identifier(table)}"
+    query = f"SELECT {', '.join(texts) or NOTHING} FROM public.{quote_identifier(table)}"
     return Counter(connection.execute(query.encode()).fetchall())
 
 

@@ -276,7 +276,7 @@ def test_an_identity_column_left_out_of_the_list_leaves_no_key(any_database: Dat
     assert tables["f"].uncovered == ("c",)
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_COLUMNS))
+@pytest.mark.parametrize("name", [*sorted(RESERVED_COLUMNS), "_WalFlow_x"])
 def test_a_column_with_one_of_our_names_is_refused(database: Database, name: str) -> None:
     database.execute(
         f'CREATE TABLE t (id int PRIMARY KEY, "{name}" int)',

@@ -183,12 +183,14 @@ def test_a_key_column_that_is_toasted(any_database: Database, session: Session) 
 
 
 def test_keys_that_compare_in_their_own_way(any_database: Database, session: Session) -> None:
-    """Arrays, of which Arrow compares none, and NaN, which equals itself in Postgres's indexes."""
+    """Arrays, of which Arrow compares none, NaN, which equals itself in Postgres's indexes, and
+    -0, which there equals 0 and is another value."""
     any_database.execute(
         "CREATE TABLE t (a text[], f float8, n int, PRIMARY KEY (a, f))",
         "ALTER TABLE t REPLICA IDENTITY FULL",
         "CREATE PUBLICATION p FOR TABLE t",
-        "INSERT INTO t VALUES ('{}', 'NaN', 1), ('{a,NULL}', 1, 2), ('{b}', 2, 3), ('{c,d}', 3, 4)",
+        "INSERT INTO t VALUES ('{}', 'NaN', 1), ('{a,NULL}', 1, 2), ('{b}', 2, 3), ('{c,d}', 3, 4),"
+        " ('{z}', 0, 5)",
     )
     recorder = Recorder(any_database)
     any_database.execute(
@@ -196,13 +198,15 @@ def test_keys_that_compare_in_their_own_way(any_database: Database, session: Ses
         "UPDATE t SET a = '{a,x}' WHERE n = 20",
         "UPDATE t SET a = '{}' WHERE n = 30",
         "UPDATE t SET f = 'NaN' WHERE n = 40",
+        "UPDATE t SET f = '-0' WHERE n = 50",
     )
     rows = decode_pieces(Decoder(describer(session)), [recorder.messages()]).of_table["t"]
     assert [row["_old"] for row in rows] == [
-        *[None] * 4,
+        *[None] * 5,
         {"a": ["a", None], "f": 1.0},
         {"a": ["b"], "f": 2.0},
         {"a": ["c", "d"], "f": 3.0},
+        {"a": ["z"], "f": 0.0},
     ]
 
 

@@ -115,20 +115,9 @@ def _read_source(
     columns: Sequence[_Column],
     key: Sequence[str],
 ) -> pa.Table:
-    parts = [
-        f"'{column.name}=' || {column.form.postgres_held(quote_identifier(column.name))}"
-        for column in columns
-        if column.name in key
-    ]
-    texts = [f"concat_ws(chr({ord(_PART)}), {', '.join(parts)})"]
-    for column in columns:
-        value = quote_identifier(column.name)
-        held, odd = column.form.postgres_held(value), column.form.postgres_odd(value)
-        exactly = f"CASE WHEN {odd} THEN chr({ord(_EXACTLY)}) || concat({value}) ELSE '' END"
-        texts.append(
-            f"CASE WHEN {value} IS DISTINCT FROM NULL"
-            f" THEN coalesce({held}, '{_NOT_HELD}') || {exactly} END"
-        )
+    values = {column.name: _in_postgres(column) for column in columns}
+    parts = [f"'{name}=' || {text}" for name, text in values.items() if name in key]
+    texts = [f"concat_ws(chr({ord(_PART)}), {', '.join(parts)})", *values.values()]
     # The exact texts in the destination are written under these.
     connection.execute("SET timezone = 'UTC'")
     connection.execute("SET datestyle = 'ISO'")
@@ -163,25 +152,36 @@ def _read_destination(
     if not spark.catalog.tableExists(identifier):
         return pa.table({column: pa.array([], pa.string()) for column in names})
     rows = spark.table(identifier)
-    parts = [
-        f"concat('{column.name}=', {column.form.spark_held(quoted_for_spark(column.name))})"
-        for column in columns
-        if column.name in key
-    ]
+    values = {column.name: _in_spark(column, rows.columns) for column in columns}
+    parts = [f"concat('{name}=', {text})" for name, text in values.items() if name in key]
     texts = [f"concat_ws(chr({ord(_PART)}), {', '.join(parts)}) AS key"]
-    for column in columns:
-        value = quoted_for_spark(column.name)
-        if column.name not in rows.columns:
-            texts.append(f"cast(null AS string) AS {value}")
-            continue
-        exact = f"{EXACT}['{column.name}']" if EXACT in rows.columns else "cast(null AS string)"
-        texts.append(
-            f"CASE WHEN {value} IS NOT NULL OR {exact} IS NOT NULL"
-            f" THEN concat(coalesce({column.form.spark_held(value)}, '{_NOT_HELD}'),"
-            f" coalesce(concat(chr({ord(_EXACTLY)}), {exact}), '')) END AS {value}"
-        )
+    texts += [f"{text} AS {quoted_for_spark(name)}" for name, text in values.items()]
     taken = rows.selectExpr(*texts).toArrow()
     return taken.cast(pa.schema([(column, pa.string()) for column in names]))
+
+
+def _in_postgres(column: _Column) -> str:
+    """The value's text, and the exact one if the destination's type cannot hold it."""
+    value = quote_identifier(column.name)
+    held, odd = column.form.postgres_held(value), column.form.postgres_odd(value)
+    exactly = f"CASE WHEN {odd} THEN chr({ord(_EXACTLY)}) || concat({value}) ELSE '' END"
+    return (
+        f"CASE WHEN {value} IS DISTINCT FROM NULL"
+        f" THEN coalesce({held}, '{_NOT_HELD}') || {exactly} END"
+    )
+
+
+def _in_spark(column: _Column, there: Sequence[str]) -> str:
+    """So too; ``there``: the columns of the destination's table."""
+    value = quoted_for_spark(column.name)
+    if column.name not in there:
+        return "cast(null AS string)"
+    exact = f"{EXACT}['{column.name}']" if EXACT in there else "cast(null AS string)"
+    return (
+        f"CASE WHEN {value} IS NOT NULL OR {exact} IS NOT NULL"
+        f" THEN concat(coalesce({column.form.spark_held(value)}, '{_NOT_HELD}'),"
+        f" coalesce(concat(chr({ord(_EXACTLY)}), {exact}), '')) END"
+    )
 
 
 def _compare(name: TableName, source: pa.Table, destination: pa.Table) -> TableComparison:

@@ -124,7 +124,10 @@ class RowwiseDestination(ArrowDestination):
         ``change.order`` tells what was there before, since the last ``truncate_table``."""
 
     def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
-        values = rows.select(table.column_names).to_pylist(maps_as_pydicts="strict")
+        # Arrow has no rows without columns, but Postgres has.
+        values: list[Row] = [{} for _ in range(rows.num_rows)]
+        if table.columns:
+            values = rows.select(table.column_names).to_pylist(maps_as_pydicts="strict")
         texts: list[Any] = [None] * len(values)
         if "_exact" in rows.schema.names:
             texts = rows.column("_exact").to_pylist(maps_as_pydicts="strict")

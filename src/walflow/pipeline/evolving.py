@@ -16,7 +16,7 @@ from walflow.model import Lsn, TableSchema
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.attributes import missing_array
-from walflow.source.catalog import RESERVED_COLUMNS
+from walflow.source.catalog import is_reserved
 from walflow.stores.base import SchemaStore
 
 __all__ = ["Evolver", "Outgrown"]
@@ -143,7 +143,7 @@ class Evolver:
 
 def _is_reserved(name: str) -> bool:
     """Whether the name is one of ours, or what the log has in its place."""
-    return name.lstrip("~") in RESERVED_COLUMNS
+    return is_reserved(name.lstrip("~"))
 
 
 def _is_needed(way: Evolution) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "RESERVED_COLUMNS",
     "PublishedTable",
     "describe_relation",
+    "is_reserved",
     "published_tables",
     "refused_reading",
 ]
@@ -66,6 +67,14 @@ RESERVED_COLUMNS = frozenset(
     }
 )
 """Names that the change log and the destinations' tables need for themselves."""
+_RESERVED_PREFIX = "_walflow"
+"""So are all that begin like this, in any case of letters: what else our queries name does (see
+walflow.spark.names)."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a column of a source cannot have this name."""
+    return name in RESERVED_COLUMNS or name.lower().startswith(_RESERVED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +368,7 @@ def _stand_ins(names: Sequence[str]) -> dict[str, str]:
     """Names that no other column has, for those that are ours."""
     found = {}
     for name in names:
-        if name in RESERVED_COLUMNS:
+        if is_reserved(name):
             stand_in = f"~{name}"
             while stand_in in names:
                 stand_in = f"~{stand_in}"
@@ -399,7 +408,7 @@ def _key(attributes: Sequence[Attribute], key: frozenset[str]) -> tuple[str, ...
 
 def _reserved(table: PublishedTable, connection: Session) -> ReservedColumnName | None:
     names = table.schema.column_names
-    taken = [name for name in names if name in RESERVED_COLUMNS]
+    taken = [name for name in names if is_reserved(name)]
     if not taken:
         return None
     renaming = " ".join(
@@ -434,7 +443,7 @@ def _other_names(taken: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     others: dict[str, str] = {}
     for name in taken:
         other = name.strip("_")
-        while other in names or other in RESERVED_COLUMNS or other in others.values():
+        while other in names or is_reserved(other) or other in others.values():
             other += "_"
         others[name] = other
     return others

@@ -283,6 +283,9 @@ def _to_arrow(columns: tuple[Column, ...], piece: Piece) -> pa.RecordBatch:
         at = end
     names = [column.name for column in columns]
     texts = exact_map(exact)
+    if not columns:
+        # By nothing else could rows of a table without columns be counted.
+        texts = pa.nulls(len(piece.start), EXACT_TYPE)
     if texts is not None:
         arrays.append(texts)
         names.append("_exact")

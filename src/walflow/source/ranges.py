@@ -85,6 +85,8 @@ def _query(table: PublishedTable, relation: PhysicalRelation, first: int, end: i
 def copied_columns(schema: TableSchema) -> str:
     """What a copy selects, in the forms that its decoder reads."""
     # A partition may have its columns in another order than the table it belongs to: by name.
-    return ", ".join(
+    columns = [
         f"{copy_expression(column)} AS {quote_identifier(column.name)}" for column in schema.columns
-    )
+    ]
+    # A row of nothing would look like the end of a copy.
+    return ", ".join(columns) or "NULL"

@@ -157,15 +157,16 @@ def changed_keys(
 
 
 def _differ(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where two arrays differ; as in Postgres's indexes null equals null, and NaN equals NaN."""
+    """Where two arrays differ; null equals null. Floats bit by bit: NaN, of which texts know but
+    one, equals NaN, and -0 is not 0, which is the same key but another value."""
     if pa.types.is_list(left.type):
         return _lists_differ(left, right)
+    if pa.types.is_floating(left.type):
+        bits = pa.int32() if pa.types.is_float32(left.type) else pa.int64()
+        left, right = left.view(bits), right.view(bits)
     same = pc.or_(
         pc.fill_null(pc.equal(left, right), False), pc.and_(pc.is_null(left), pc.is_null(right))
     )
-    if pa.types.is_floating(left.type):
-        nan = pc.and_(pc.is_nan(left), pc.is_nan(right))
-        same = pc.or_(same, pc.fill_null(nan, False))
     differ: npt.NDArray[np.bool_] = ~same.to_numpy(zero_copy_only=False)
     return differ
 

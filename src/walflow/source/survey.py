@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from walflow.config import TablesSettings, TypeSettings
 from walflow.model import ReplicaIdentity, TableName
 from walflow.source.attributes import read_attributes
-from walflow.source.catalog import RESERVED_COLUMNS
+from walflow.source.catalog import is_reserved
 from walflow.source.connection import Session
 from walflow.source.identities import Identities
 from walflow.source.physical import LiesInRelations, PhysicalRelation, read_relations
@@ -91,7 +91,7 @@ def _surveyed(
                 strings=tuple(
                     (column, pg.name) for column, pg in resolved if becomes_text(pg, TypeSettings())
                 ),
-                reserved=tuple(a.name for a in live if a.name in RESERVED_COLUMNS),
+                reserved=tuple(a.name for a in live if is_reserved(a.name)),
                 unreadable=tuple(part for part in closed if part is not None),
             )
         )

@@ -13,14 +13,13 @@ from walflow.spark.names import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EXACT_TYPE", "changes_schema", "read_changes", "since_truncate"]
+__all__ = ["EXACT_TYPE", "changes_schema", "old_type", "read_changes", "since_truncate"]
 
 EXACT_TYPE = "map<string,string>"
 
 
 def changes_schema(schema: TableSchema) -> str:
     """The change log's row form for a table, as Spark DDL; every column may be missing or null."""
-    old = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in schema.identity_columns)
     columns = [
         "`_change_type` string",
         "`_lsn` bigint",
@@ -28,11 +27,18 @@ def changes_schema(schema: TableSchema) -> str:
         "`_timestamp` timestamp",
         "`_xid` bigint",
         "`_unchanged` array<string>",
-        f"`_old` struct<{old}>",
+        f"`_old` {old_type(schema)}",
         f"`_exact` {EXACT_TYPE}",
         *(f"{quoted(column.name)} {column.spark_type}" for column in schema.columns),
     ]
     return ", ".join(columns)
+
+
+def old_type(schema: TableSchema) -> str:
+    """The type of ``_old``: of what tells the table's rows apart."""
+    fields = [f"{quoted(c.name)}: {c.spark_type}" for c in schema.identity_columns]
+    # Parquet has no struct without a field.
+    return f"struct<{', '.join(fields) or '_nothing: string'}>"
 
 
 def read_changes(spark: SparkSession, files: Sequence[str], schema: TableSchema) -> DataFrame:

@@ -18,9 +18,10 @@ __all__ = ["read_copy"]
 def read_copy(
     spark: SparkSession, files: Sequence[str], table: TableSchema, exact: bool
 ) -> DataFrame:
-    """The rows, with a column ``_exact`` if ``exact``; no files give no rows."""
+    """The rows, with a column ``_exact`` if ``exact``, or if there is no other; no files give no
+    rows."""
     columns = [f"{quoted(column.name)} {column.spark_type}" for column in table.columns]
-    if exact:
+    if exact or not columns:
         columns.append(f"_exact {EXACT_TYPE}")
     schema = ", ".join(columns)
     if not files:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from walflow.evolution import Evolution
 from walflow.model import OLD_EXACT, ChangeType, Column
-from walflow.spark.changes import EXACT_TYPE
+from walflow.spark.changes import EXACT_TYPE, old_type
 from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def in_form(changes: DataFrame, evolution: Evolution) -> DataFrame:
     if evolution.after.key:
         has_row &= kind != ChangeType.DELETE.value
     values = _values(evolution, evolution.after.columns, "", has_row)
-    old = sf.struct(*_values(evolution, evolution.after.identity_columns, "_old.", sf.lit(True)))
+    identity = _values(evolution, evolution.after.identity_columns, "_old.", sf.lit(True))
+    old = sf.when(sf.col("_old").isNotNull(), sf.struct(*identity))
+    if not identity:
+        old = sf.lit(None).cast(old_type(evolution.after))
     return changes.select(
         "_change_type",
         "_lsn",
@@ -42,7 +45,7 @@ def in_form(changes: DataFrame, evolution: Evolution) -> DataFrame:
         "_timestamp",
         "_xid",
         _unchanged(evolution).alias("_unchanged"),
-        sf.when(sf.col("_old").isNotNull(), old).alias("_old"),
+        old.alias("_old"),
         _exact(evolution).alias("_exact"),
         *values,
     )

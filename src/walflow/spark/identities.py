@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "exact_texts",
+    "has_zeros",
     "identity_fields",
     "identity_of",
     "may_be_inexact",
@@ -22,10 +23,15 @@ __all__ = [
     "only_old_texts",
     "texts_map",
     "without_old_texts",
+    "zeros_of",
+    "zeros_sql",
 ]
 
-# Types with Postgres values that they cannot hold; two such keys may look the same.
-_INEXACT = ("date", "timestamp", "decimal")
+# Types with Postgres values that they cannot hold; two such keys may look the same. (Of an array it
+# is the shape: its dimensions and lower bounds.)
+_INEXACT = ("date", "timestamp", "decimal", "array")
+_FLOATS = ("float", "double")
+_NUMERIC = 1700  # of which a double (see types.numeric) holds but the nearest
 
 
 def identity_fields(
@@ -49,6 +55,8 @@ def identity_of(
 
 def may_be_inexact(column: Column) -> bool:
     """Whether Postgres has values for this column that its Spark type cannot hold."""
+    if column.type.base == _NUMERIC and column.spark_type in _FLOATS:
+        return True
     return any(inexact in column.spark_type for inexact in _INEXACT)
 
 
@@ -57,6 +65,32 @@ def _comparable(column: Column, value: Expr) -> Expr:
     if not column.spark_type.startswith("map<"):
         return value
     return sf.sort_array(sf.map_entries(value))
+
+
+def has_zeros(column: Column) -> bool:
+    """Whether the column may have -0 and 0, which Spark, like Postgres, takes for equal. As a key
+    they are the same, as part of a whole row they are not."""
+    return column.spark_type.removeprefix("array<").rstrip(">") in _FLOATS
+
+
+def zeros_of(column: Column, value: Expr) -> Expr:
+    """What tells them apart in a value of such a column."""
+
+    def text(number: Expr) -> Expr:
+        return sf.when(number == 0, number.cast("string"))
+
+    return sf.transform(value, text) if column.spark_type not in _FLOATS else text(value)
+
+
+def zeros_sql(column: Column, value: str) -> str:
+    """So too, in SQL."""
+
+    def text(number: str) -> str:
+        return f"CASE WHEN {number} = 0 THEN cast({number} AS string) END"
+
+    if column.spark_type not in _FLOATS:
+        return f"transform({value}, number -> {text('number')})"
+    return text(value)
 
 
 def exact_texts(columns: Sequence[Column], prefix: str = "") -> dict[str, Expr]:

@@ -9,10 +9,12 @@ from pyspark.sql import functions as sf
 from walflow.model import ChangeStats, ChangeType, TableSchema
 from walflow.spark.changes import since_truncate
 from walflow.spark.identities import (
+    has_zeros,
     identity_of,
     no_exact,
     only_old_texts,
     without_old_texts,
+    zeros_of,
 )
 from walflow.spark.names import quoted
 
@@ -68,10 +70,14 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
 
 
 def row_identity(schema: TableSchema, row: Expr, exact: Expr) -> Expr:
-    """What tells the rows of a keyless table apart: all values, and all exact texts."""
+    """What tells the rows of a keyless table apart: all values, also where Spark takes different
+    ones for equal, and all exact texts."""
     values = identity_of(schema.columns, {name: row[name] for name in schema.column_names}, None)
     texts = sf.sort_array(sf.map_entries(exact))
-    return sf.struct(values.alias("values"), texts.alias("texts"))
+    zeros = [zeros_of(column, row[column.name]) for column in schema.columns if has_zeros(column)]
+    return sf.struct(
+        values.alias("values"), texts.alias("texts"), sf.struct(*zeros, sf.lit(0)).alias("zeros")
+    )
 
 
 def exploded_copies(copies: DataFrame, schema: TableSchema) -> DataFrame:

@@ -89,6 +89,22 @@ _PROPERTIES = {
     "delta.feature.timestampNtz": "supported",
 }
 
+_OWN_COLUMNS = frozenset(
+    {
+        "_metadata",
+        "_condition_",
+        "__condition__",
+        "_file_name_",
+        "_row_dropped_",
+        "_row_id_",
+        "_source_row_index",
+        "_source_row_present_",
+        "_target_row_index_",
+        "_target_row_present_",
+    }
+)
+"""What its MERGE calls what it needs to know of a row."""
+
 # Changes of a column's type that Delta does not make.
 _OTHER_TYPE = ("DELTA_UNSUPPORTED_ALTER_TABLE_CHANGE_COL_OP", "NOT_SUPPORTED_CHANGE_COLUMN")
 
@@ -114,7 +130,14 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
 
 
 def check_names(table: TableName, columns: Sequence[str]) -> None:
-    """DestinationError if Delta takes two of the columns for the same."""
+    """DestinationError if Delta takes two of the columns for the same, or one for its own."""
+    if taken := sorted({name for name in columns if name.lower() in _OWN_COLUMNS}):
+        raise DestinationError(
+            f"{table} has a column {', '.join(taken)}, a name that Delta needs for itself",
+            hint="Rename it at the source, leave it out of the publication with a column list, or "
+            "use Iceberg.",
+            retry=False,
+        )
     folded = Counter(name.lower() for name in columns)
     alike = [name for name in columns if folded[name.lower()] > 1]
     if not alike:

@@ -55,7 +55,7 @@ from walflow.destinations.lake.format import (
 from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.model import Lsn, TableName
-from walflow.spark.names import quoted
+from walflow.spark.names import TARGET, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ class IcebergFormat:
     """
 
     name = "iceberg"
-    places = RowPlaces("t._file", "t._pos")
+    places = RowPlaces(f"{TARGET}._file", f"{TARGET}._pos")
 
     def __init__(self, warehouse: str, options: Mapping[str, str] | None = None) -> None:
         """``options`` name another kind of catalog than folders, or its details."""

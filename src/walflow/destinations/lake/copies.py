@@ -15,15 +15,15 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.format import RowPlaces
 from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
-from walflow.destinations.lake.merging import assignments, our_values, swept, viewed
+from walflow.destinations.lake.merging import assignments, inserted, our_values, swept, viewed
 from walflow.destinations.lake.rounds import Round, stored_rows
 from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
 from walflow.errors import DestinationError
 from walflow.model import ChangeStats, ChangeType, TableSchema
 from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.identities import only_old_texts, without_old_texts
-from walflow.spark.names import quoted
+from walflow.spark.identities import has_zeros, only_old_texts, without_old_texts, zeros_sql
+from walflow.spark.names import SOURCE, TARGET, quoted
 from walflow.spark.net_copies import row_identity
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def mark_copies(
     """MERGE the changes of a keyless table in which removed rows are marked. ``emptied``: what
     columns of ours have, in SQL, in rows that the first truncate deleted."""
     rows = between_truncates(round.changes.changes, round.changes.stats)
-    counts = f"NOT t.{DELETED}"
+    counts = f"NOT {TARGET}.{DELETED}"
     paired = _paired_with_table(rows, round, counts, truncate)
     round = round.with_exact_for(paired, "exact")
     source = _told(paired).withColumn(
@@ -64,7 +64,7 @@ def mark_copies(
     if (places := round.format.places) is None:
         _replace_equal(paired, source, round, counts, swept(emptied))
         return round.form
-    marks = {name: f"s.{quoted(value)}" for name, value in our_values(round.form).items()}
+    marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(round.form).items()}
     _merge(source, round, places, f"UPDATE SET {assignments(marks)}", swept(emptied))
     return round.form
 
@@ -170,7 +170,7 @@ def _stored(round: Round, counts: str) -> DataFrame:
         if others := [quoted(name) for name in table.columns if name not in known]:
             more[_OTHERS] = sf.struct(*others)
     return (
-        table.alias("t")
+        table.alias(TARGET)
         .where(counts)
         .select(
             *(value.alias(name) for name, value in more.items()),
@@ -244,14 +244,12 @@ def _told(paired: DataFrame) -> DataFrame:
 
 def _merge(source: DataFrame, round: Round, places: RowPlaces, removed: str, rest: str) -> None:
     """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
-    values = _inserted(round.form)
     with viewed(source) as view:
         round.spark.sql(
-            f"MERGE INTO {round.identifier} t USING {view} s"
-            f" ON {places.file} = s.file AND {places.place} = s.place"
+            f"MERGE INTO {round.identifier} {TARGET} USING {view} {SOURCE}"
+            f" ON {places.file} = {SOURCE}.file AND {places.place} = {SOURCE}.place"
             f" WHEN MATCHED THEN {removed}"
-            f" WHEN NOT MATCHED THEN INSERT ({', '.join(values)})"
-            f" VALUES ({', '.join(values.values())})"
+            f" WHEN NOT MATCHED THEN {inserted(_new_values(round.form))}"
             f"{rest}"
         )
 
@@ -261,46 +259,48 @@ def _replace_equal(
 ) -> None:
     """Where equal rows cannot be told apart, all go of which one is touched, and those that are
     wanted come (again), with what is told of them. ``counts``: of which rows of the table."""
-    values = _inserted(round.form)
+    values = _new_values(round.form)
     if _OTHERS in wanted.columns:
         for field in wanted.schema[_OTHERS].dataType.fieldNames():  # type: ignore[attr-defined]
-            values[quoted(field)] = f"s.{_OTHERS}.{quoted(field)}"
+            values[field] = f"{SOURCE}.{_OTHERS}.{quoted(field)}"
     touched = paired.where("NOT is_new").dropDuplicates(["identity"])
     source = wanted.withColumn("goes", sf.lit(False)).unionByName(
         touched.withColumn("goes", sf.lit(True)), allowMissingColumns=True
     )
     with viewed(source) as view:
         round.spark.sql(
-            f"MERGE INTO {round.identifier} t USING {view} s"
-            f" ON s.goes AND {counts} AND {_same_row(round.form)}"
+            f"MERGE INTO {round.identifier} {TARGET} USING {view} {SOURCE}"
+            f" ON {SOURCE}.goes AND {counts} AND {_same_row(round.form)}"
             " WHEN MATCHED THEN DELETE"
-            f" WHEN NOT MATCHED AND NOT s.goes THEN INSERT ({', '.join(values)})"
-            f" VALUES ({', '.join(values.values())})"
+            f" WHEN NOT MATCHED AND NOT {SOURCE}.goes THEN {inserted(values)}"
             f"{rest}"
         )
 
 
-def _inserted(form: StoredForm) -> dict[str, str]:
+def _new_values(form: StoredForm) -> dict[str, str]:
     """By column of the table, its value in a new row, in SQL."""
-    values = {quoted(name): f"s.row.{quoted(name)}" for name in form.schema.column_names}
-    values |= {quoted(name): f"s.{quoted(value)}" for name, value in our_values(form).items()}
+    values = {name: f"{SOURCE}.row.{quoted(name)}" for name in form.schema.column_names}
+    values |= {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(form).items()}
     if form.exact:
-        values[EXACT] = "s.exact"
+        values[EXACT] = f"{SOURCE}.exact"
     return values
 
 
 def _same_row(form: StoredForm) -> str:
-    """In SQL, that ``t`` and ``s`` have the same row identity."""
-
-    def same(stored: str, told: str, type: str) -> str:
-        if type.startswith("map<"):
-            stored, told = (f"sort_array(map_entries({value}))" for value in (stored, told))
-        return f"{stored} <=> {told}"
-
-    parts = [
-        same(f"cast(t.{quoted(c.name)} AS {c.spark_type})", f"s.row.{quoted(c.name)}", c.spark_type)
-        for c in form.schema.columns
-    ]
+    """In SQL, that TARGET and SOURCE have the same row identity."""
+    parts = []
+    for column in form.schema.columns:
+        name, type = quoted(column.name), column.spark_type
+        stored, told = f"cast({TARGET}.{name} AS {type})", f"{SOURCE}.row.{name}"
+        parts.append(_same(stored, told, type))
+        if has_zeros(column):
+            parts.append(f"{zeros_sql(column, stored)} <=> {zeros_sql(column, told)}")
     if form.exact:
-        parts.append(same(f"t.{EXACT}", "s.exact", EXACT_TYPE))
+        parts.append(_same(f"{TARGET}.{EXACT}", f"{SOURCE}.exact", EXACT_TYPE))
     return " AND ".join(parts)
+
+
+def _same(stored: str, told: str, type: str) -> str:
+    if type.startswith("map<"):
+        stored, told = (f"sort_array(map_entries({value}))" for value in (stored, told))
+    return f"{stored} <=> {told}"

@@ -50,7 +50,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Two expressions (of the table under the name ``t`` in SQL) that tell equal rows apart."""
+    """Two expressions, of a table that is called TARGET in SQL, that tell equal rows apart."""
 
     file: str
     place: str

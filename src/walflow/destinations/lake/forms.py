@@ -168,7 +168,8 @@ def stored_form(schema: TableSchema, plan: TablePlan, *, exact: bool) -> StoredF
     taken = {c.name for c in ours} & set(schema.column_names)
     if taken:
         raise _clash(schema, min(taken))
-    return StoredForm(schema, plan, exact, ours)
+    # A table of a lake has a column at least: where the source has none, it is this one.
+    return StoredForm(schema, plan, exact or not schema.columns, ours)
 
 
 _MODE_COLUMNS: Mapping[Mode, tuple[StoredColumn, ...]] = {

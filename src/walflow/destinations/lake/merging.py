@@ -16,7 +16,7 @@ from walflow.model import TableSchema
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
 from walflow.spark.identities import may_be_inexact
-from walflow.spark.names import literal, quoted
+from walflow.spark.names import SOURCE, TARGET, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "assignments",
+    "inserted",
     "mark_net",
     "merge_net",
     "missing_row",
@@ -34,7 +35,7 @@ __all__ = [
     "with_base_rows",
 ]
 
-_SOURCE = "walflow_round"
+_VIEW = "walflow_round"
 _NET = ("_kind", "_lsn", "_timestamp")
 
 
@@ -62,81 +63,83 @@ def mark_net(
 ) -> None:
     """So too, but deletes only change columns of ours. ``emptied``: these are set, to what is
     said, in all rows that are not deleted and that the changes do not name."""
-    marks = {name: f"s.{quoted(value)}" for name, value in our_values(form).items()}
+    marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(form).items()}
     _merge(net, identifier, form, partial, f"UPDATE SET {assignments(marks)}", swept(emptied))
 
 
 def assignments(values: Mapping[str, str]) -> str:
-    return ", ".join(f"t.{quoted(name)} = {value}" for name, value in values.items())
+    return ", ".join(f"{TARGET}.{quoted(name)} = {value}" for name, value in values.items())
+
+
+def inserted(values: Mapping[str, str]) -> str:
+    """A MERGE's INSERT of the values, in SQL, by column."""
+    columns = ", ".join(map(quoted, values))
+    return f"INSERT ({columns}) VALUES ({', '.join(values.values())})"
 
 
 def swept(emptied: Mapping[str, str] | None) -> str:
     """The clause of a MERGE that marks what a truncate has deleted."""
     if emptied is None:
         return ""
-    return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{DELETED} THEN UPDATE SET {assignments(emptied)}"
+    return (
+        f" WHEN NOT MATCHED BY SOURCE AND NOT {TARGET}.{DELETED}"
+        f" THEN UPDATE SET {assignments(emptied)}"
+    )
 
 
 def _merge(
     net: DataFrame, identifier: str, form: StoredForm, partial: bool, delete: str, rest: str
 ) -> None:
     spark, schema, has_exact = net.sparkSession, form.schema, form.exact
-    values = [name for name in schema.column_names if name not in schema.key]
-    target, source = "t.{}".format, "s.{}".format
-    updates = [
-        f"t.{quoted(name)} = " + (_kept_or_new(name) if partial else source(quoted(name)))
-        for name in values
-    ]
-    columns = [quoted(name) for name in schema.column_names]
-    inserts = [
-        _new_or_missing(schema, name) if partial and name in values else source(quoted(name))
-        for name in schema.column_names
-    ]
+    updates: dict[str, str] = {}
+    inserts: dict[str, str] = {}
+    for name in schema.column_names:
+        # The key too: it may be equal and not the same, as -0 and 0 are.
+        updates[name] = inserts[name] = f"{SOURCE}.{quoted(name)}"
+        if partial and name not in schema.key:
+            updates[name], inserts[name] = _kept_or_new(name), _new_or_missing(schema, name)
     for name, value in our_values(form).items():
-        updates.append(f"t.{quoted(name)} = s.{quoted(value)}")
-        columns.append(quoted(name))
-        inserts.append(f"s.{quoted(value)}")
+        updates[name] = inserts[name] = f"{SOURCE}.{quoted(value)}"
     if has_exact:
-        updates.append(f"{target(EXACT)} = {_exact_after(partial)}")
-        columns.append(EXACT)
-        inserts.append("s._exact")
-    # A table of nothing but its key has nothing to update.
-    update = f" WHEN MATCHED THEN UPDATE SET {', '.join(updates)}" if updates else ""
+        updates[EXACT], inserts[EXACT] = _exact_after(partial), f"{SOURCE}._exact"
     # The predicate is always true. It is there because Spark filters the table's scan by the
     # source's keys (a Bloom filter) only where the source is filtered itself.
     with viewed(net) as view:
         spark.sql(
-            f"MERGE INTO {identifier} t"
-            f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) s"
+            f"MERGE INTO {identifier} {TARGET}"
+            f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) {SOURCE}"
             f" ON {same_key(schema, has_exact)}"
-            f" WHEN MATCHED AND s._change_type = 'delete' THEN {delete}"
-            f"{update}"
-            " WHEN NOT MATCHED AND s._change_type = 'upsert'"
-            f" THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(inserts)})"
+            f" WHEN MATCHED AND {SOURCE}._change_type = 'delete' THEN {delete}"
+            f" WHEN MATCHED THEN UPDATE SET {assignments(updates)}"
+            f" WHEN NOT MATCHED AND {SOURCE}._change_type = 'upsert'"
+            f" THEN {inserted(inserts)}"
             f"{rest}"
         )
 
 
 def same_key(schema: TableSchema, has_exact: bool) -> str:
-    """In SQL, that ``t`` and ``s`` (with ``_exact``) have the same key."""
+    """In SQL, that TARGET and SOURCE (with ``_exact``) have the same key."""
     parts = []
     for column in schema.key_columns:
         name = quoted(column.name)
         if has_exact and may_be_inexact(column):
             # Two keys that the type cannot hold may look the same, or be null.
             text = literal(column.name)
-            parts.append(f"t.{name} <=> s.{name}")
-            parts.append(f"try_element_at(t.{EXACT}, {text}) <=> try_element_at(s._exact, {text})")
+            parts.append(f"{TARGET}.{name} <=> {SOURCE}.{name}")
+            parts.append(
+                f"try_element_at({TARGET}.{EXACT}, {text})"
+                f" <=> try_element_at({SOURCE}._exact, {text})"
+            )
         else:
-            parts.append(f"t.{name} = s.{name}")
+            parts.append(f"{TARGET}.{name} = {SOURCE}.{name}")
     return " AND ".join(parts)
 
 
 def _kept_or_new(name: str) -> str:
     column = quoted(name)
     return (
-        f"CASE WHEN array_contains(s._unchanged, {literal(name)})"
-        f" THEN t.{column} ELSE s.{column} END"
+        f"CASE WHEN array_contains({SOURCE}._unchanged, {literal(name)})"
+        f" THEN {TARGET}.{column} ELSE {SOURCE}.{column} END"
     )
 
 
@@ -144,8 +147,8 @@ def _new_or_missing(schema: TableSchema, name: str) -> str:
     column = quoted(name)
     message = literal(missing_row(schema))
     return (
-        f"CASE WHEN array_contains(s._unchanged, {literal(name)})"
-        f" THEN raise_error({message}) ELSE s.{column} END"
+        f"CASE WHEN array_contains({SOURCE}._unchanged, {literal(name)})"
+        f" THEN raise_error({message}) ELSE {SOURCE}.{column} END"
     )
 
 
@@ -157,11 +160,14 @@ def missing_row(schema: TableSchema) -> str:
 def _exact_after(partial: bool) -> str:
     """The exact texts of an updated row: the new ones, and those of columns that stay."""
     if not partial:
-        return "s._exact"
+        return f"{SOURCE}._exact"
     nothing = f"cast(map() AS {EXACT_TYPE})"
-    stays = f"map_filter(t.{EXACT}, (name, text) -> array_contains(s._unchanged, name))"
-    both = f"map_concat(coalesce({stays}, {nothing}), coalesce(s._exact, {nothing}))"
-    return f"CASE WHEN s._unchanged IS NULL THEN s._exact WHEN size({both}) > 0 THEN {both} END"
+    unchanged = f"{SOURCE}._unchanged"
+    stays = f"map_filter({TARGET}.{EXACT}, (name, text) -> array_contains({unchanged}, name))"
+    both = f"map_concat(coalesce({stays}, {nothing}), coalesce({SOURCE}._exact, {nothing}))"
+    return (
+        f"CASE WHEN {unchanged} IS NULL THEN {SOURCE}._exact WHEN size({both}) > 0 THEN {both} END"
+    )
 
 
 def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFrame:
@@ -215,8 +221,8 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
 @contextmanager
 def viewed(frame: DataFrame) -> Iterator[str]:
     """The frame under a name, in its own session, for SQL that has no DataFrame form."""
-    frame.createOrReplaceTempView(_SOURCE)
+    frame.createOrReplaceTempView(_VIEW)
     try:
-        yield _SOURCE
+        yield _VIEW
     finally:
-        frame.sparkSession.catalog.dropTempView(_SOURCE)
+        frame.sparkSession.catalog.dropTempView(_VIEW)

@@ -31,7 +31,7 @@ from walflow.destinations.lake.rounds import Round, kept, stored_rows
 from walflow.model import ChangeType, Lsn, TableSchema
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import quoted
+from walflow.spark.names import SOURCE, TARGET, quoted
 from walflow.spark.net import net_changes
 
 if TYPE_CHECKING:
@@ -125,8 +125,13 @@ def _with_keys(table: DataFrame, keys: DataFrame, schema: TableSchema) -> DataFr
         some = [row[0] for row in keys.select(quoted(first.name)).limit(_FEW + 1).collect()]
         if len(some) <= _FEW:
             table = table.where(sf.col(quoted(first.name)).isin(some))
-    same = [sf.col(f"t.{quoted(name)}") == sf.col(f"k.{quoted(name)}") for name in schema.key]
-    return table.alias("t").join(sf.broadcast(keys.alias("k")), same, "left_semi")
+    keys = sf.broadcast(keys.alias(SOURCE))
+    return table.alias(TARGET).join(keys, _same_key(schema), "left_semi")
+
+
+def _same_key(schema: TableSchema) -> list[Expr]:
+    names = map(quoted, schema.key)
+    return [sf.col(f"{TARGET}.{name}") == sf.col(f"{SOURCE}.{name}") for name in names]
 
 
 def _with_removed(net: DataFrame, round: Round) -> DataFrame:
@@ -134,8 +139,8 @@ def _with_removed(net: DataFrame, round: Round) -> DataFrame:
     schema, truncate = round.form.schema, round.changes.stats.last_truncate
     key = [sf.col(quoted(name)) for name in schema.key]
     base, changes = (table.select(*key) for table in _tables(round))
-    same = [sf.col(f"t.{quoted(name)}") == sf.col(f"n.{quoted(name)}") for name in schema.key]
-    gone = base.union(changes).distinct().alias("t").join(net.alias("n"), same, "left_anti")
+    there = base.union(changes).distinct().alias(TARGET)
+    gone = there.join(net.alias(SOURCE), _same_key(schema), "left_anti")
     removed = gone.select(
         *key,
         sf.lit("delete").alias("_change_type"),

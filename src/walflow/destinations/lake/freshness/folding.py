@@ -12,18 +12,19 @@ from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.forms import TablePlan
 from walflow.destinations.lake.freshness.parts import FOLDED, NEWEST, REMOVED, ROUND, Parts
 from walflow.destinations.lake.freshness.shown import newest_changes, same_key
+from walflow.destinations.lake.merging import assignments, inserted
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import literal, quoted
+from walflow.spark.names import SOURCE, TARGET, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Unfolded", "fold"]
 
-_SOURCE = "walflow_fold"
+_VIEW = "walflow_fold"
 _LEAST = 10_000
 """Fewer changes than this are not worth a merge, however small the table is; only their age is."""
 
@@ -44,12 +45,12 @@ def fold(
     # As rows, not as a plan: the MERGE reads them more than once, and a window function in its
     # source would keep Spark from filtering the base's scan by the keys.
     newest = checkpointed(numbered.where(f"{quoted(NEWEST)} = 1"))
-    newest.createOrReplaceTempView(_SOURCE)
+    newest.createOrReplaceTempView(_VIEW)
     with format.stamped(spark, Stamp(owner, position, since)):
         try:
             spark.sql(_merge(parts, format.identifier(parts.base), upto))
         finally:
-            spark.catalog.dropTempView(_SOURCE)
+            spark.catalog.dropTempView(_VIEW)
     failpoint("fold.merged", parts.name)
     with format.stamped(spark, Stamp(owner, position, position)):
         said = f"{literal(FOLDED)} = {literal(str(position))}"
@@ -58,17 +59,16 @@ def fold(
 
 
 def _merge(parts: Parts, base: str, upto: str) -> str:
-    values = [quoted(n) for n in parts.columns if n not in parts.key and n not in parts.kept]
-    update = ", ".join(f"t.{name} = s.{name}" for name in values)
-    columns = [quoted(name) for name in parts.columns]
-    removed = f"s.{quoted(REMOVED)}"
+    values = {name: f"{SOURCE}.{quoted(name)}" for name in parts.columns}
+    # The key too (see merging); changes have nothing in columns that are kept.
+    told = {name: value for name, value in values.items() if name not in parts.kept}
+    removed = f"{SOURCE}.{quoted(REMOVED)}"
     return (
-        f"MERGE INTO {base} t USING (SELECT * FROM {_SOURCE} WHERE {upto}) s"
-        f" ON {same_key(parts, 't', 's')}"
+        f"MERGE INTO {base} {TARGET} USING (SELECT * FROM {_VIEW} WHERE {upto}) {SOURCE}"
+        f" ON {same_key(parts, TARGET, SOURCE)}"
         f" WHEN MATCHED AND {removed} THEN DELETE"
-        + (f" WHEN MATCHED THEN UPDATE SET {update}" if update else "")
-        + f" WHEN NOT MATCHED AND NOT {removed} THEN INSERT ({', '.join(columns)})"
-        f" VALUES ({', '.join(f's.{name}' for name in columns)})"
+        f" WHEN MATCHED THEN UPDATE SET {assignments(told)}"
+        f" WHEN NOT MATCHED AND NOT {removed} THEN {inserted(values)}"
     )
 
 

@@ -131,10 +131,11 @@ class ViewedTables:
 
     def is_as_wanted(self, form: StoredForm, stored: Stored) -> bool:
         """Whether the table is, or is not, shown by a view, as the plan says."""
+        is_viewed, can_be = PART_OF in stored.properties, why_merged(form) is None
         if form.plan.freshness == "auto":
-            return True
-        wanted = form.plan.freshness == "view" and why_merged(form) is None
-        return wanted == (PART_OF in stored.properties)
+            # One that cannot be may be from before that was known.
+            return can_be or not is_viewed
+        return is_viewed == (form.plan.freshness == "view" and can_be)
 
     def replace(
         self,

@@ -17,13 +17,13 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import SEQ, Metadata, StoredForm
-from walflow.destinations.lake.merging import our_values, viewed
+from walflow.destinations.lake.merging import assignments, inserted, our_values, viewed
 from walflow.destinations.lake.modes.timelines import filled_from, row_changes, stored_key
 from walflow.destinations.lake.rounds import Round, stored_rows, stored_values
 from walflow.model import ChangeType
 from walflow.spark.connect import is_remote_session
 from walflow.spark.identities import only_old_texts, without_old_texts
-from walflow.spark.names import quoted
+from walflow.spark.names import SOURCE, TARGET, quoted
 from walflow.spark.net_copies import row_identity
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ def _append(rows: DataFrame, round: Round) -> None:
     # A Spark Connect server goes on with what a client that is gone has asked for, and two appends
     # do not get in each other's way: a MERGE sees that the table has changed under it.
     lsn = quoted(_names(form).lsn)
-    columns = ", ".join(quoted(column.name) for column in form.columns)
-    values = ", ".join(f"s.{quoted(column.name)}" for column in form.columns)
+    values = {column.name: f"{SOURCE}.{quoted(column.name)}" for column in form.columns}
     with viewed(rows) as view:
         round.spark.sql(
-            f"MERGE INTO {round.identifier} t USING {view} s"
-            f" ON t.{lsn} = s.{lsn} AND t.{SEQ} = s.{SEQ} AND s.{SEQ} >= 0"
-            f" WHEN MATCHED THEN UPDATE SET t.{SEQ} = s.{SEQ}"
-            f" WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
+            f"MERGE INTO {round.identifier} {TARGET} USING {view} {SOURCE}"
+            f" ON {TARGET}.{lsn} = {SOURCE}.{lsn} AND {TARGET}.{SEQ} = {SOURCE}.{SEQ}"
+            f" AND {SOURCE}.{SEQ} >= 0"
+            f" WHEN MATCHED THEN UPDATE SET {assignments({SEQ: f'{SOURCE}.{SEQ}'})}"
+            f" WHEN NOT MATCHED THEN {inserted(values)}"
         )

@@ -15,13 +15,13 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.forms import CURRENT, EXACT, VALID_FROM, VALID_TO, StoredForm
-from walflow.destinations.lake.merging import our_values, same_key, viewed
+from walflow.destinations.lake.merging import assignments, inserted, our_values, same_key, viewed
 from walflow.destinations.lake.modes.timelines import filled_from, row_changes
 from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inserts, stored_values
 from walflow.destinations.lake.truncates import Truncate, first_truncate
 from walflow.model import TableSchema
 from walflow.spark.connect import is_remote_session
-from walflow.spark.names import quoted
+from walflow.spark.names import SOURCE, TARGET, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,29 +87,29 @@ def _steps(changes: DataFrame, schema: TableSchema, truncate: Truncate | None) -
 
 def _merge(steps: DataFrame, round: Round, truncate: Truncate | None) -> None:
     form = round.form
-    values = {name: f"s.{quoted(name)}" for name in form.schema.column_names}
-    values |= {name: f"s.{quoted(value)}" for name, value in our_values(form).items()}
-    values |= {VALID_FROM: "s._timestamp", CURRENT: f"s.{VALID_TO} IS NULL"}
+    values = {name: f"{SOURCE}.{quoted(name)}" for name in form.schema.column_names}
+    values |= {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(form).items()}
+    values |= {VALID_FROM: f"{SOURCE}._timestamp", CURRENT: f"{SOURCE}.{VALID_TO} IS NULL"}
     if form.exact:
-        values[EXACT] = "s._exact"
+        values[EXACT] = f"{SOURCE}._exact"
     rest = ""
     if truncate is not None:
-        rest = f" WHEN NOT MATCHED BY SOURCE AND t.{CURRENT} THEN {_close(truncate.time)}"
+        rest = f" WHEN NOT MATCHED BY SOURCE AND {TARGET}.{CURRENT} THEN {_close(truncate.time)}"
     # Of the predicate on the source, see merging.
     with viewed(steps) as view:
         round.spark.sql(
-            f"MERGE INTO {round.identifier} t"
-            f" USING (SELECT * FROM {view} WHERE _change_type IN ('{_OPEN}', '{_CLOSE}')) s"
-            f" ON t.{CURRENT} AND s._change_type = '{_CLOSE}'"
+            f"MERGE INTO {round.identifier} {TARGET}"
+            f" USING (SELECT * FROM {view} WHERE _change_type IN ('{_OPEN}', '{_CLOSE}')) {SOURCE}"
+            f" ON {TARGET}.{CURRENT} AND {SOURCE}._change_type = '{_CLOSE}'"
             f" AND {same_key(form.schema, form.exact)}"
-            f" WHEN MATCHED THEN {_close('s._timestamp')}"
-            f" WHEN NOT MATCHED AND s._change_type = '{_OPEN}'"
-            f" THEN INSERT ({', '.join(map(quoted, values))}) VALUES ({', '.join(values.values())})"
+            f" WHEN MATCHED THEN {_close(f'{SOURCE}._timestamp')}"
+            f" WHEN NOT MATCHED AND {SOURCE}._change_type = '{_OPEN}'"
+            f" THEN {inserted(values)}"
             f"{rest}"
         )
 
 
 def _close(time: str) -> str:
     """Clocks may go back, a version's time does not."""
-    ended = f"greatest(t.{VALID_FROM}, {time})"
-    return f"UPDATE SET t.{VALID_TO} = {ended}, t.{CURRENT} = false"
+    ended = f"greatest({TARGET}.{VALID_FROM}, {time})"
+    return f"UPDATE SET {assignments({VALID_TO: ended, CURRENT: 'false'})}"
