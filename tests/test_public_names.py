@@ -56,8 +56,9 @@ NAMES = {
         "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "
         "StateStore Store"
     ),
+    "walflow.stores.cached": "HISTORY_LENGTH CachedStore",
     "walflow.stores.memory": "Memory MemoryStore",
-    "walflow.testing.destinations": "DestinationContract ReadRows",
+    "walflow.testing.destinations": "DestinationContract ReadRows Reopen",
     "walflow.testing.faults": "FaultyDestination failpoints",
     "walflow.testing.postgres": "EmbeddedPostgres available_versions find_binaries",
     "walflow.testing.redis": "EmbeddedRedis find_redis_server",

@@ -198,10 +198,12 @@ class Lake:
     folder: Path
     open: list[LakeDestination] = field(default_factory=list)
     sessions: dict[str, SparkSession] = field(default_factory=dict)
+    version: int = 3
+    """Of Iceberg's format."""
 
     def destination(self, plan: TablePlan, name: str) -> LakeDestination:
         """One with a folder of its own."""
-        format = IcebergFormat(str(self.folder / name))
+        format = IcebergFormat(str(self.folder / name), version=self.version)
         made = LakeDestination(self.spark, format, OWNER, lambda table: plan)
         self.open.append(made)
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,14 @@ from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.http import HttpDestination, HttpOptions
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.sessions import lake_session
-from walflow.testing.destinations import DestinationContract, ReadRows
+from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+
+HTTP_OPTIONS = HttpOptions(secret="s3cret", token="t0ken", batch_rows=4, retry_attempts=0)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,17 @@ class TestIceberg(DestinationContract):
         destination.shutdown()
 
     @pytest.fixture
+    def reopen(self, spark: SparkSession, warehouse: Path) -> Iterator[Reopen]:
+        with ExitStack() as opened:
+
+            def another() -> LakeDestination:
+                destination = iceberg_lake(spark, warehouse / "iceberg", OWNER)
+                opened.callback(destination.shutdown)
+                return destination
+
+            yield another
+
+    @pytest.fixture
     def read_rows(self, spark: SparkSession, warehouse: Path) -> ReadRows:
         session = reading_session(spark, warehouse / "iceberg")
         return lambda table: stored_rows(session, table)
@@ -52,6 +66,17 @@ class TestDelta(DestinationContract):
         destination = delta_lake(spark, warehouse / "delta", OWNER)
         yield destination
         destination.shutdown()
+
+    @pytest.fixture
+    def reopen(self, spark: SparkSession, warehouse: Path) -> Iterator[Reopen]:
+        with ExitStack() as opened:
+
+            def another() -> LakeDestination:
+                destination = delta_lake(spark, warehouse / "delta", OWNER)
+                opened.callback(destination.shutdown)
+                return destination
+
+            yield another
 
     @pytest.fixture
     def read_rows(self, spark: SparkSession, warehouse: Path) -> ReadRows:
@@ -70,10 +95,20 @@ class TestHttp(DestinationContract):
 
     @pytest.fixture
     def destination(self, service: HttpTables) -> Iterator[HttpDestination]:
-        options = HttpOptions(secret="s3cret", token="t0ken", batch_rows=4, retry_attempts=0)
-        destination = HttpDestination(service.uri, options)
+        destination = HttpDestination(service.uri, HTTP_OPTIONS)
         yield destination
         destination.shutdown()
+
+    @pytest.fixture
+    def reopen(self, service: HttpTables) -> Iterator[Reopen]:
+        with ExitStack() as opened:
+
+            def another() -> HttpDestination:
+                destination = HttpDestination(service.uri, HTTP_OPTIONS)
+                opened.callback(destination.shutdown)
+                return destination
+
+            yield another
 
     @pytest.fixture
     def read_rows(self, service: HttpTables) -> ReadRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import runpy
 import subprocess
@@ -10,21 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import yaml
+from psycopg.postgres import types as postgres_types
 
 from tests.docs.blocks import TUTORIAL, titled_blocks, write_files
 from tests.stores.settings import settings as store_settings
-from walflow.config import Settings
+from walflow.config import Settings, TypeSettings
 from walflow.destinations import open_destination
+from walflow.destinations.base import Destination
 from walflow.destinations.rowwise import RowwiseDestination
+from walflow.model import Column, PgType, TableSchema
+from walflow.source.cells import Cells, pad
+from walflow.source.values import from_text, spark_type
 from walflow.stores import open_store
-from walflow.testing.destinations import DestinationContract, ReadRows
+from walflow.stores.cached import CachedStore
+from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODULES = ("logging_store", "service", "tables_in_memory", "webhook")
+MODULES = ("logging_store", "service", "tables_in_memory", "tables_in_sqlite", "webhook")
 
 
 @pytest.fixture
@@ -40,6 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.spark
 class TestTablesInMemory(DestinationContract):
+    persistent = False
+
     @pytest.fixture
     def destination(self, folder: Path) -> RowwiseDestination:
         found = importlib.import_module("tables_in_memory").TablesInMemory()
@@ -51,14 +62,103 @@ class TestTablesInMemory(DestinationContract):
         return lambda table: destination.tables[table.name]
 
 
+@pytest.mark.spark
+class TestTablesInSqlite(DestinationContract):
+    @pytest.fixture
+    def reopen(self, folder: Path) -> Iterator[Reopen]:
+        with contextlib.ExitStack() as opened:
+
+            def another() -> Any:
+                found = importlib.import_module("tables_in_sqlite").TablesInSqlite("tables.db")
+                opened.callback(found.shutdown)
+                return found
+
+            yield another
+
+    @pytest.fixture
+    def destination(self, reopen: Reopen) -> Destination:
+        return reopen()
+
+    @pytest.fixture
+    def read_rows(self, folder: Path) -> ReadRows:
+        rows_of = importlib.import_module("tables_in_sqlite").rows_of
+        return lambda table: rows_of("tables.db", table)
+
+
 def test_the_first_destination_is_short() -> None:
     code = titled_blocks(TUTORIAL)["tables_in_memory.py"]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 36
 
 
+def rows_under(heading: str) -> list[list[str]]:
+    """Of the page's table with this heading."""
+    page = TUTORIAL.read_text(encoding="utf-8")
+    table = page.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+def test_the_attributes_are_those_of_tables_and_columns() -> None:
+    named = {row[0].strip("`").partition("(")[0] for row in rows_under("Attribute | What it is")}
+    for name in named:
+        kind, _, attribute = name.partition(".")
+        assert hasattr({"table": TableSchema, "column": Column}[kind], attribute), name
+    columns = {f"column.{field.name}" for field in dataclasses.fields(Column)}
+    assert columns <= named
+
+
+SAMPLES = {
+    "bool": "t",
+    "int4": "1",
+    "int8": "1",
+    "float4": "0.5",
+    "float8": "0.5",
+    "numeric": "1.5",
+    "text": "a",
+    "bytea": "\\x00",
+    "date": "2026-11-15",
+    "int4[]": "{1}",
+    "timestamptz": "2026-11-15 12:00:00+00",
+    "timestamp": "2026-11-15 12:00:00",
+}
+"""Of each Spark type one Postgres type, and a value."""
+
+
+def test_the_types_are_all_that_there_are() -> None:
+    rows = rows_under("`column.spark_type` | Values | Python")
+    told = {row[0].strip("`"): row[2].strip("`") for row in rows}
+    options = TypeSettings()
+    found = {}
+    for name, text in SAMPLES.items():
+        info = postgres_types[name.removesuffix("[]")]
+        pg = PgType(name=info.name, oid=info.oid, base=info.oid)
+        if name.endswith("[]"):
+            pg = PgType(name=name, oid=info.array_oid, base=info.array_oid, element=pg)
+        spark, data = spark_type(pg, options), text.encode()
+        cell = Cells(pad(data), np.zeros(1, np.int64), np.array([len(data)], np.int64))
+        (value,) = from_text(Column("c", pg, spark), cell).values.to_pylist()
+        kind = type(value)
+        found[generic(spark)] = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
+    assert told == found
+    every = {
+        generic(spark_type(PgType(info.name, info.oid, info.oid), options))
+        for info in postgres_types
+    }
+    assert every <= set(told)
+
+
+def generic(spark: str) -> str:
+    head, bracket, _ = spark.replace("<", "(").partition("(")
+    return {"decimal": "decimal(p,s)", "array": "array<t>"}.get(head, head) if bracket else head
+
+
+def test_the_methods_are_those_that_a_cached_store_leaves_open() -> None:
+    named = {row[0].strip("`").partition("(")[0] for row in rows_under("Method | What it does")}
+    assert named == CachedStore.__abstractmethods__
+
+
 @pytest.mark.spark
 def test_contracts_find_what_is_wrong(folder: Path, spark: SparkSession) -> None:
-    """Without the line that the page speaks of, three tests fail, and they say what differs."""
+    """Without the line that the page speaks of, several tests fail, and they say what differs."""
     file = folder / "tables_in_memory.py"
     file.write_text(file.read_text().replace("continue  #", "pass  #"))
     broken = importlib.import_module("tables_in_memory").TablesInMemory()

@@ -33,7 +33,7 @@ API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "stores": (
         "Stores",
         "What a store must do, and what it keeps.",
-        ("walflow.stores.base", "walflow.stores.memory", "walflow.states"),
+        ("walflow.stores.base", "walflow.stores.cached", "walflow.stores.memory", "walflow.states"),
     ),
     "testing": (
         "Testing",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_serializer, model_validator
 
@@ -197,6 +198,26 @@ class DestinationSettings(Section):
         description="Of a lake: settings of its catalog. Of a web service: `secret`, `token`, "
         "`batch_rows` and others. Of your own class: its arguments.",
     )
+
+    format_version: int = Field(
+        3,
+        ge=2,
+        le=3,
+        description="Of Iceberg tables that walflow makes: 3, with deletion vectors, or 2 for "
+        "engines that cannot read those (with position deletes, which cost more). Tables that are "
+        "there keep theirs.",
+    )
+
+    @model_validator(mode="after")
+    def _check_format_version(self) -> Self:
+        if "format-version" in self.options:
+            raise ValueError(
+                "options are for the catalog, which has no use for format-version: say "
+                "destination.format_version"
+            )
+        if self.format_version != 3 and urlsplit(self.uri).scheme != "iceberg":
+            raise ValueError("format_version is for Iceberg: this destination has no such versions")
+        return self
 
     @field_serializer("uri")
     def _show_uri(self, uri: str) -> str:

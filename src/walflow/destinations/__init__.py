@@ -234,7 +234,9 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
     options = settings.destination.options
     check_named(settings)
     if kind_of(settings.destination.uri) == "iceberg":
-        return iceberg.IcebergFormat(str(warehouse), options), iceberg.EXTENSIONS, ICEBERG
+        version = settings.destination.format_version
+        iceberg_format = iceberg.IcebergFormat(str(warehouse), options, version=version)
+        return iceberg_format, iceberg.EXTENSIONS, ICEBERG
     if unknown := sorted(options.keys() - {"catalog"}):
         raise ConfigError(
             f"destination.options has {', '.join(unknown)}, which Delta has no use for (known: "

@@ -1,6 +1,8 @@
 """Getters that read a cache, writes that reach the persistent side first: once for all stores.
 
-A store derives from ``CachedStore``, and says how entries are read and written where they last.
+A store derives from ``CachedStore``, and says how entries are read and written where they last:
+``read_…``, ``write_…``, ``roll_back``, ``forget_…``, ``get_table_replication_history``, and the
+calls for leases and requests, which are never cached. What writes is called one at a time.
 The cache's dictionaries are replaced, never changed, so getters need no lock; a write and its
 place in the cache are one step, so that the cache never shows an older write last. A write that
 fails leaves the cache as it was.
@@ -18,7 +20,7 @@ from walflow.states import TableReplicationState
 __all__ = ["HISTORY_LENGTH", "CachedStore"]
 
 HISTORY_LENGTH = 100
-"""How many states of a table are kept."""
+"""How many states of a table are kept at least."""
 
 
 class CachedStore(ABC):
@@ -49,14 +51,14 @@ class CachedStore(ABC):
     def load_table_schemas(self) -> int:
         with self._write_lock:
             schemas: dict[int, dict[Lsn, TableSchema]] = {}
-            for schema in self._read_schemas():
+            for schema in self.read_schemas():
                 schemas.setdefault(schema.oid, {})[schema.version] = schema
             self._schemas = schemas
         return sum(map(len, schemas.values()))
 
     def store_table_schema(self, schema: TableSchema) -> None:
         with self._write_lock:
-            self._write_schema(schema)
+            self.write_schema(schema)
             forms = {**self._schemas.get(schema.oid, {}), schema.version: schema}
             self._schemas = {**self._schemas, schema.oid: forms}
 
@@ -70,7 +72,7 @@ class CachedStore(ABC):
 
     def load_table_replication_states(self) -> int:
         with self._write_lock:
-            self._states = states = dict(self._read_states())
+            self._states = states = dict(self.read_states())
         return len(states)
 
     def update_table_replication_state(self, table: int, state: TableReplicationState) -> None:
@@ -80,12 +82,12 @@ class CachedStore(ABC):
         if not states:
             return
         with self._write_lock:
-            self._write_states(states)
+            self.write_states(states)
             self._states = {**self._states, **states}
 
     def rollback_table_replication_state(self, table: int) -> TableReplicationState:
         with self._write_lock:
-            state = self._roll_back(table)
+            state = self.roll_back(table)
             self._states = {**self._states, table: state}
         return state
 
@@ -102,58 +104,63 @@ class CachedStore(ABC):
 
     def load_table_mappings(self) -> int:
         with self._write_lock:
-            self._mappings = mappings = dict(self._read_mappings())
+            self._mappings = mappings = dict(self.read_mappings())
         return len(mappings)
 
     def store_table_mapping(self, table: int, destination: TableName) -> None:
         with self._write_lock:
-            self._write_mapping(table, destination)
+            self.write_mapping(table, destination)
             self._mappings = {**self._mappings, table: destination}
 
     # -- forgetting ---------------------------------------------------------------------------
 
     def cleanup_table_state(self, table: int) -> None:
         with self._write_lock:
-            self._forget_table(table)
+            self.forget_table(table)
             self._schemas = {key: value for key, value in self._schemas.items() if key != table}
             self._states = {key: value for key, value in self._states.items() if key != table}
             self._mappings = {key: value for key, value in self._mappings.items() if key != table}
 
     def drop(self) -> None:
         with self._write_lock:
-            self._forget_pipeline()
+            self.forget_pipeline()
             self._schemas, self._states, self._mappings = {}, {}, {}
 
     # -- the persistent side --------------------------------------------------------------------
 
     @abstractmethod
-    def _read_schemas(self) -> Iterable[TableSchema]:
+    def read_schemas(self) -> Iterable[TableSchema]:
         """All forms of all tables."""
 
     @abstractmethod
-    def _write_schema(self, schema: TableSchema) -> None: ...
+    def write_schema(self, schema: TableSchema) -> None:
+        """Keep it; one of the same table and version is replaced."""
 
     @abstractmethod
-    def _read_states(self) -> Mapping[int, TableReplicationState]:
-        """The current ones."""
+    def read_states(self) -> Mapping[int, TableReplicationState]:
+        """The current ones, by table."""
 
     @abstractmethod
-    def _write_states(self, states: Mapping[int, TableReplicationState]) -> None:
-        """All or none, each added to its history or in the current one's place."""
+    def write_states(self, states: Mapping[int, TableReplicationState]) -> None:
+        """All or none. One with the phase and ``since`` of the current one takes its place, any
+        other is added to the table's history."""
 
     @abstractmethod
-    def _roll_back(self, table: int) -> TableReplicationState:
+    def roll_back(self, table: int) -> TableReplicationState:
         """Drop the current state and return the one before, or raise NothingToRollBack."""
 
     @abstractmethod
-    def _read_mappings(self) -> Mapping[int, TableName]: ...
+    def read_mappings(self) -> Mapping[int, TableName]:
+        """The destination's names, by table."""
 
     @abstractmethod
-    def _write_mapping(self, table: int, destination: TableName) -> None: ...
+    def write_mapping(self, table: int, destination: TableName) -> None:
+        """Keep it in the place of a former one."""
 
     @abstractmethod
-    def _forget_table(self, table: int) -> None: ...
+    def forget_table(self, table: int) -> None:
+        """Remove its schemas, states and mapping. Repeats safely."""
 
     @abstractmethod
-    def _forget_pipeline(self) -> None:
-        """Leases and requests too."""
+    def forget_pipeline(self) -> None:
+        """Remove all of this pipeline, its lease and requests too, and nothing of another's."""

@@ -66,26 +66,26 @@ class MemoryStore(CachedStore):
         with self._memory.lock:
             return list(self._entries.histories.get(table, ()))
 
-    def _read_schemas(self) -> Iterable[TableSchema]:
+    def read_schemas(self) -> Iterable[TableSchema]:
         with self._memory.lock:
             return list(self._entries.schemas.values())
 
-    def _write_schema(self, schema: TableSchema) -> None:
+    def write_schema(self, schema: TableSchema) -> None:
         with self._memory.lock:
             self._entries.schemas[schema.oid, schema.version] = schema
 
-    def _read_states(self) -> Mapping[int, TableReplicationState]:
+    def read_states(self) -> Mapping[int, TableReplicationState]:
         with self._memory.lock:
             return {table: history[-1] for table, history in self._entries.histories.items()}
 
-    def _write_states(self, states: Mapping[int, TableReplicationState]) -> None:
+    def write_states(self, states: Mapping[int, TableReplicationState]) -> None:
         with self._memory.lock:
             histories = self._entries.histories
             histories.update(
                 {table: _added(histories.get(table, []), state) for table, state in states.items()}
             )
 
-    def _roll_back(self, table: int) -> TableReplicationState:
+    def roll_back(self, table: int) -> TableReplicationState:
         with self._memory.lock:
             history = self._entries.histories.get(table, [])
             if len(history) < 2:
@@ -93,15 +93,15 @@ class MemoryStore(CachedStore):
             del history[-1]
             return history[-1]
 
-    def _read_mappings(self) -> Mapping[int, TableName]:
+    def read_mappings(self) -> Mapping[int, TableName]:
         with self._memory.lock:
             return dict(self._entries.mappings)
 
-    def _write_mapping(self, table: int, destination: TableName) -> None:
+    def write_mapping(self, table: int, destination: TableName) -> None:
         with self._memory.lock:
             self._entries.mappings[table] = destination
 
-    def _forget_table(self, table: int) -> None:
+    def forget_table(self, table: int) -> None:
         with self._memory.lock:
             entries = self._entries
             entries.histories.pop(table, None)
@@ -109,7 +109,7 @@ class MemoryStore(CachedStore):
             for key in [key for key in entries.schemas if key[0] == table]:
                 del entries.schemas[key]
 
-    def _forget_pipeline(self) -> None:
+    def forget_pipeline(self) -> None:
         with self._memory.lock:
             self._memory.forget(self._pipeline)
 

@@ -62,39 +62,39 @@ class RedisStore(CachedStore):
         lines = [*(earlier.split("\n") if earlier else ()), *([current] if current else ())]
         return [self._understood(_state, line) for line in lines]
 
-    def _read_schemas(self) -> Iterable[TableSchema]:
+    def read_schemas(self) -> Iterable[TableSchema]:
         return [self._understood(_schema, form) for form in self._all(self._keys.schemas).values()]
 
-    def _write_schema(self, schema: TableSchema) -> None:
+    def write_schema(self, schema: TableSchema) -> None:
         field = f"{schema.oid}:{int(schema.version)}"
         self._put(self._keys.schemas, field, json.dumps(schema.to_dict()))
 
-    def _read_states(self) -> Mapping[int, TableReplicationState]:
+    def read_states(self) -> Mapping[int, TableReplicationState]:
         return self._all_by_table(self._keys.states, _state)
 
-    def _write_states(self, states: Mapping[int, TableReplicationState]) -> None:
+    def write_states(self, states: Mapping[int, TableReplicationState]) -> None:
         pairs = [part for table, state in states.items() for part in (table, _state_line(state))]
         self._server.run(scripts.UPDATE_STATES, self._keys.of_states, *pairs)
 
-    def _roll_back(self, table: int) -> TableReplicationState:
+    def roll_back(self, table: int) -> TableReplicationState:
         this_call = uuid.uuid4().hex
         line = self._server.run(scripts.ROLL_BACK, self._keys.of_states, table, this_call)
         if line is None:
             raise nothing_to_roll_back(self._pipeline, table)
         return self._understood(_state, line)
 
-    def _read_mappings(self) -> Mapping[int, TableName]:
+    def read_mappings(self) -> Mapping[int, TableName]:
         return self._all_by_table(self._keys.mappings, _mapping)
 
-    def _write_mapping(self, table: int, destination: TableName) -> None:
+    def write_mapping(self, table: int, destination: TableName) -> None:
         name = json.dumps({"schema": destination.schema, "name": destination.name})
         self._put(self._keys.mappings, str(table), name)
 
-    def _forget_table(self, table: int) -> None:
+    def forget_table(self, table: int) -> None:
         keys = [*self._keys.of_states, self._keys.mappings, self._keys.schemas]
         self._server.run(scripts.CLEAN_UP_TABLE, keys, table)
 
-    def _forget_pipeline(self) -> None:
+    def forget_pipeline(self) -> None:
         self._server.ask(lambda client: client.unlink(*self._keys.all))
 
     def _all(self, key: str) -> dict[str, str]:

@@ -50,12 +50,12 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             ).all()
         return [self._decoded(TableReplicationState.from_dict, raw) for raw in rows]
 
-    def _read_states(self) -> Mapping[int, TableReplicationState]:
+    def read_states(self) -> Mapping[int, TableReplicationState]:
         with self._db.reading("read the tables' states") as connection:
             rows = connection.execute(self._current(states.c.table_oid, states.c.state)).all()
         return {table: self._decoded(TableReplicationState.from_dict, raw) for table, raw in rows}
 
-    def _write_states(self, new: Mapping[int, TableReplicationState]) -> None:
+    def write_states(self, new: Mapping[int, TableReplicationState]) -> None:
         rows = [_state_row(self._pipeline, table, state) for table, state in new.items()]
         key = (states.c.table_oid, states.c.number, states.c.phase, states.c.since)
         with self._db.writing("keep the tables' states") as connection:
@@ -89,7 +89,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             )
             connection.execute(old, forgotten)
 
-    def _roll_back(self, table: int) -> TableReplicationState:
+    def roll_back(self, table: int) -> TableReplicationState:
         with self._db.writing("roll a table's state back") as connection:
             self._db.lock(connection, self._pipeline)
             newest = connection.execute(
@@ -131,7 +131,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
 
     # -- forms and mappings -------------------------------------------------------------------
 
-    def _read_schemas(self) -> Iterable[TableSchema]:
+    def read_schemas(self) -> Iterable[TableSchema]:
         with self._db.reading("read the tables' forms") as connection:
             rows = connection.scalars(
                 sa.select(forms.c.form)
@@ -140,14 +140,14 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             ).all()
         return [self._decoded(TableSchema.from_dict, raw) for raw in rows]
 
-    def _write_schema(self, schema: TableSchema) -> None:
+    def write_schema(self, schema: TableSchema) -> None:
         self._put(
             forms,
             {"table_oid": schema.oid, "version": int(schema.version)},
             {"form": schema.to_dict()},
         )
 
-    def _read_mappings(self) -> Mapping[int, TableName]:
+    def read_mappings(self) -> Mapping[int, TableName]:
         with self._db.reading("read the mappings") as connection:
             rows = connection.execute(
                 sa.select(mappings).where(mappings.c.pipeline == self._pipeline)
@@ -156,7 +156,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             row.table_oid: TableName(row.destination_schema, row.destination_name) for row in rows
         }
 
-    def _write_mapping(self, table: int, destination: TableName) -> None:
+    def write_mapping(self, table: int, destination: TableName) -> None:
         self._put(
             mappings,
             {"table_oid": table},
@@ -165,13 +165,13 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
 
     # -- forgetting ---------------------------------------------------------------------------
 
-    def _forget_table(self, table: int) -> None:
+    def forget_table(self, table: int) -> None:
         with self._db.writing("forget a table") as connection:
             self._db.lock(connection, self._pipeline)
             for kept in (states, forms, mappings):
                 connection.execute(sa.delete(kept).where(*self._of(kept, table)))
 
-    def _forget_pipeline(self) -> None:
+    def forget_pipeline(self) -> None:
         with self._db.writing("forget the pipeline") as connection:
             self._db.lock(connection, self._pipeline)
             for kept in ALL:

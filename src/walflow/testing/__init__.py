@@ -9,5 +9,8 @@ if sys.modules.get("pytest") is not None:
 
     # Before they are imported: their asserts are to show what they compared.
     pytest.register_assert_rewrite(
-        "walflow.testing.destinations", "walflow.testing.stores", "walflow.testing.store_leases"
+        "walflow.testing.destination_breaks",
+        "walflow.testing.destinations",
+        "walflow.testing.stores",
+        "walflow.testing.store_leases",
     )

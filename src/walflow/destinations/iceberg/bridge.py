@@ -25,7 +25,9 @@ from walflow.destinations.iceberg.locations import local_path
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
     CATALOG,
+    FORMAT_VERSION,
     NAME_MAPPING,
+    WITH_VECTORS,
     all_properties,
 )
 from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored, Version
@@ -48,16 +50,20 @@ _Field = dict[str, Any]
 """Of a name mapping: ``field-id``, ``names``, and inner ``fields``."""
 
 
-def open_bridge(spark: SparkSession, conf: Mapping[str, str]) -> Bridge | None:
-    """The bridge to the catalog that the conf describes; None where there is none."""
-    return None if is_remote_session(spark) else Bridge(lake_session(spark, conf))
+def open_bridge(
+    spark: SparkSession, conf: Mapping[str, str], version: int = WITH_VECTORS
+) -> Bridge | None:
+    """The bridge to the catalog that the conf describes; None where there is none. ``version``: of
+    Iceberg's format, for tables that are made."""
+    return None if is_remote_session(spark) else Bridge(lake_session(spark, conf), version)
 
 
 class Bridge:
     """The catalog as an object of Iceberg's. Calls may come from several threads."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, version: int = WITH_VECTORS) -> None:
         self._session: Any = spark
+        self._version = version
         # Makes the session load the catalog; asked by the API, it would look in another's conf.
         spark.sql(f"USE {CATALOG}")
         jvm: Any = self._session._jvm
@@ -91,6 +97,7 @@ class Bridge:
         form = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
         columns = {field.name: field.dataType.simpleString() for field in form.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
+        properties[FORMAT_VERSION] = str(_format_version(table))
         return Stored(newest_position(table), columns, properties, _version(table))
 
     def version(self, name: TableName) -> str | None:
@@ -131,12 +138,17 @@ class Bridge:
 
         The files get a second name (a hard link) in the table's folder, with what they hold as it
         is; False if they cannot, or if they have a name that was another column's in files which
-        were adopted before: nobody could tell then whose it is. What the former snapshots consist
+        were adopted before: nobody could tell then whose it is. False too where our columns would
+        have values that the format's version has no place for. What the former snapshots consist
         of stays for their readers, until the snapshots expire.
         """
         former = self._load(form.name)
+        # Iceberg leads no table back to an older version of its format.
+        version = max(self._version, 0 if former is None else _version_of(former))
         # Our columns are not in the files: they come later, with what they are to be read as.
         ours = {column.name: column.spark_type for column in form.ours}
+        if version < WITH_VECTORS and any(constants.get(name) is not None for name in ours):
+            return False
         in_files = ", ".join(
             f"{quoted(c.name)} {c.spark_type}{'' if c.nullable else ' NOT NULL'}"
             for c in form.columns
@@ -144,7 +156,7 @@ class Bridge:
         )
         schema = self._schemas.convert(self._struct_type.fromDDL(in_files))
         builder = self._catalog.buildTable(self._identifier(form.name), schema)
-        builder = builder.withProperties(self._java_map(all_properties(form, stamp.owner)))
+        builder = builder.withProperties(self._java_map(all_properties(form, stamp.owner, version)))
         if former is None:
             transaction = builder.createTransaction()
         else:
@@ -188,7 +200,10 @@ class Bridge:
         for column in changes.nullable:
             update = update.makeColumnOptional(column)
         update.commit()
-        self._add_new(transaction, changes.added)
+        added = changes.added
+        if _version_of(table) < WITH_VECTORS:
+            added = tuple(column for column in added if column.value is None)
+        self._add_new(transaction, added)
         properties = transaction.updateProperties()
         if adopted is not None:
             # Iceberg has followed the names, but files that were adopted have theirs.
@@ -363,6 +378,12 @@ def _version(table: Any) -> str | None:
     # is refreshed does not see that it is another one.
     file = path.stat()
     return f"{snapshot.snapshotId()}-{file.st_ino}-{file.st_mtime_ns}"
+
+
+def _format_version(table: Any) -> int:
+    """Of Iceberg's format."""
+    version: int = table.operations().current().formatVersion()
+    return version
 
 
 def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:

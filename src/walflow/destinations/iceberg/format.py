@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
@@ -21,6 +22,8 @@ from walflow.destinations.iceberg.maintenance import (
     version_at,
 )
 from walflow.destinations.iceberg.tables import (
+    FORMAT_VERSION,
+    WITH_VECTORS,
     all_properties,
     alter_table,
     catalog_conf,
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
 __all__ = ["IcebergFormat"]
 
 
+_logger = structlog.get_logger(__name__)
+
+
 class IcebergFormat:
     """Tables ``lake.<schema>.<table>`` of a catalog; see LakeFormat.
 
@@ -73,8 +79,17 @@ class IcebergFormat:
     name = "iceberg"
     places = RowPlaces(f"{TARGET}._file", f"{TARGET}._pos")
 
-    def __init__(self, warehouse: str, options: Mapping[str, str] | None = None) -> None:
-        """``options`` name another kind of catalog than folders, or its details."""
+    def __init__(
+        self,
+        warehouse: str,
+        options: Mapping[str, str] | None = None,
+        *,
+        version: int = WITH_VECTORS,
+    ) -> None:
+        """``options`` name another kind of catalog than folders, or its details; ``version``: of
+        Iceberg's format, for tables that are made."""
+        self._version = version
+        self._told: set[TableName] = set()
         self.session_conf = catalog_conf(warehouse, options or {})
         self._keeps_views = keeps_views(options or {})
         self._opening = threading.Lock()
@@ -88,7 +103,7 @@ class IcebergFormat:
         self._bridge(spark)
 
     def warm_copy(self, folder: str) -> IcebergFormat:
-        return IcebergFormat(folder)
+        return IcebergFormat(folder, version=self._version)
 
     def identifier(self, name: TableName) -> str:
         return table_identifier(name)
@@ -104,19 +119,25 @@ class IcebergFormat:
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
         bridge = self._bridge(spark)
-        return look_at_table(spark, name) if bridge is None else bridge.look(name)
+        stored = look_at_table(spark, name) if bridge is None else bridge.look(name)
+        if stored is not None and (version := _version_of(stored)) > self._version:
+            self._tell_of_version(name, version)
+        return stored
 
     def version(self, spark: SparkSession, name: TableName) -> str | None:
         bridge = self._bridge(spark)
         return version_of_table(spark, name) if bridge is None else bridge.version(name)
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
-        create_table(spark, form, owner)
+        create_table(spark, form, owner, self._version)
 
     def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
         """(No column is NOT NULL then: Spark cannot know that of rows that it has read.)"""
+        stored = self.look(rows.sparkSession, form.name)
+        # Iceberg leads no table back to an older version of its format.
+        version = max(self._version, 0 if stored is None else _version_of(stored))
         writer = rows.writeTo(table_identifier(form.name))
-        for name, value in all_properties(form, stamp.owner).items():
+        for name, value in all_properties(form, stamp.owner, version).items():
             writer = writer.tableProperty(name, value)
         with stamped(rows.sparkSession, stamp):
             writer.using("iceberg").createOrReplace()
@@ -230,12 +251,29 @@ class IcebergFormat:
     def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
         remove_orphans(spark, name, before)
 
+    def _tell_of_version(self, name: TableName, version: int) -> None:
+        """Once for each table."""
+        if name not in self._told:
+            self._told.add(name)
+            _logger.warning(
+                "table stays in its format version",
+                table=str(name),
+                version=version,
+                wanted=self._version,
+                hint="Iceberg leads no table back to an older version. Stop walflow, drop the "
+                "table with its files (DROP TABLE … PURGE), and start again: it is copied anew.",
+            )
+
     def _bridge(self, spark: SparkSession) -> Bridge | None:
         """Opened when first asked for: that starts the catalog, which may take long, or fail."""
         with self._opening:
             if not self._bridges:
-                bridge = open_bridge(spark, self.session_conf)
+                bridge = open_bridge(spark, self.session_conf, self._version)
                 if bridge is not None and self._keeps_views:
                     self._keeps_views = bridge.keeps_views()
                 self._bridges.append(bridge)
             return self._bridges[0]
+
+
+def _version_of(stored: Stored) -> int:
+    return int(stored.properties.get(FORMAT_VERSION, WITH_VECTORS))

@@ -23,7 +23,9 @@ __all__ = [
     "ADOPTED_NAMES",
     "CATALOG",
     "EXTENSIONS",
+    "FORMAT_VERSION",
     "NAME_MAPPING",
+    "WITH_VECTORS",
     "all_properties",
     "alter_table",
     "catalog_conf",
@@ -49,9 +51,13 @@ ADOPTED_NAMES = "walflow.adopted-names"
 """The same as it was when they were: what becomes of the table's columns later does not change
 what those files have."""
 
+FORMAT_VERSION = "format-version"
+WITH_VECTORS = 3
+"""The version of Iceberg's format from which on there are deletion vectors, and columns that rows
+from before have a value in."""
+
 _PROPERTIES = {
-    # Deletion vectors: an update marks the old row and appends the new one.
-    "format-version": "3",
+    # An update marks the old row and appends the new one.
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
@@ -59,7 +65,7 @@ _PROPERTIES = {
     "write.distribution-mode": "none",
     "write.merge.distribution-mode": "none",
     "write.delete.distribution-mode": "none",
-    # Nor is a sort, which deletion vectors have no need of.
+    # Nor is a sort: which rows are gone is told file by file.
     "write.spark.fanout.enabled": "true",
     "write.target-file-size-bytes": str(128 << 20),
     # Each commit writes a new metadata file; without this all of them stay.
@@ -96,8 +102,14 @@ def table_identifier(name: TableName) -> str:
     return f"{CATALOG}.{quoted(schema)}.{quoted(table)}"
 
 
-def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
-    return {**_PROPERTIES, **owner.properties, **table_properties(form)}
+def all_properties(form: StoredForm, owner: Owner, version: int) -> dict[str, str]:
+    """Of a table that is made, in this version of Iceberg's format."""
+    return {
+        FORMAT_VERSION: str(version),
+        **_PROPERTIES,
+        **owner.properties,
+        **table_properties(form),
+    }
 
 
 def make_namespace(spark: SparkSession, name: TableName) -> None:
@@ -121,10 +133,11 @@ def drop_namespace(spark: SparkSession, name: TableName) -> None:
         spark.sql(f"DROP NAMESPACE IF EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
 
 
-def create_table(spark: SparkSession, form: StoredForm, owner: Owner) -> None:
+def create_table(spark: SparkSession, form: StoredForm, owner: Owner, version: int) -> None:
     """Make the empty table."""
     properties = ", ".join(
-        f"{literal(name)} = {literal(value)}" for name, value in all_properties(form, owner).items()
+        f"{literal(name)} = {literal(value)}"
+        for name, value in all_properties(form, owner, version).items()
     )
     spark.sql(
         f"CREATE TABLE {table_identifier(form.name)} ({form.ddl})"

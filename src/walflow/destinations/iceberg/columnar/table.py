@@ -17,12 +17,11 @@ from walflow.destinations.iceberg.columnar.files import (
 from walflow.destinations.iceberg.columnar.keys import KeyedFile
 from walflow.destinations.iceberg.columnar.schemas import NotInColumns
 from walflow.destinations.iceberg.columnar.vectors import Vector
+from walflow.destinations.iceberg.tables import WITH_VECTORS
 from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
 from walflow.model import Lsn
 
 __all__ = ["IcebergTable", "newest_position"]
-
-_FORMAT_VERSION = 3
 
 
 class IcebergTable:
@@ -80,7 +79,7 @@ class IcebergTable:
         order, or place."""
         if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
             raise NotInColumns("it is partitioned or sorted")
-        if self._table.operations().current().formatVersion() < _FORMAT_VERSION:
+        if self._table.operations().current().formatVersion() < WITH_VECTORS:
             raise NotInColumns("its format has no deletion vectors")
 
     def files(self) -> TableFiles:

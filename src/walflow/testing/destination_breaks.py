@@ -1,0 +1,443 @@
+"""The part of the contract of destinations that is about ends in the middle: calls that break off,
+and processes that are started again.
+
+It is used through ``walflow.testing.destinations.DestinationContract``, which has the fixtures.
+
+How a call is broken off depends on what it is given. Batches and sequences of changes raise when
+they are read that far, at each place in turn. Spark is given files of which one cannot be read.
+And the position of the changes raises when it is asked for after the changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from walflow.destinations.arrow import ArrowDestination
+from walflow.destinations.base import Destination, Events, Positioned
+from walflow.destinations.rowwise import RowwiseDestination
+from walflow.errors import DestinationError
+from walflow.model import Lsn, Span, TableSchema
+from walflow.testing.destination_samples import (
+    keyed_source,
+    keyless_source,
+    tell_keyed_story,
+    tell_keyless_story,
+)
+from walflow.testing.sources import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Reopen", "RestartContract", "tell_unchecked"]
+
+Reopen = Callable[[], Destination]
+
+_BATCH_ROWS = 3
+_PIECES = 2
+"""How many files changes come in to a destination that reads files."""
+
+_STORIES: Mapping[str, tuple[Callable[[Path], Source], Callable[[Source], None]]] = {
+    "keyed": (keyed_source, tell_keyed_story),
+    "keyless": (keyless_source, tell_keyless_story),
+}
+
+
+class BrokenOff(DestinationError):
+    """What is raised in the middle of a call."""
+
+
+class RestartContract:
+    """Wherever a call ends, the position that is kept and the rows belong together."""
+
+    persistent: ClassVar[bool] = True
+    """False for a destination that forgets its tables when it ends: it is not opened again."""
+
+    @pytest.mark.parametrize("story", list(_STORIES))
+    @pytest.mark.parametrize("then", ["tried_again", "restarted"])
+    def test_changes_that_break_off_in_the_middle(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        story: str,
+        then: str,
+    ) -> None:
+        reopen = self._reopening(request) if then == "restarted" else None
+        make, tell = _STORIES[story]
+        source = make(tmp_path)
+        copied = _Copy.of(source, spark)
+        tell(source)
+        events = source.events(spark, pieces=_PIECES)
+        for place in _places(destination, copied, events):
+            if place.anew:
+                place.copy(destination, copied)
+            place.strike(destination, events)
+            if reopen is not None:
+                destination = reopen()
+            with _told(place):
+                left = _left(destination, source.schema, events, copied.position)
+                if place.heals and left is not None:
+                    place.write_events(destination, left)
+                    left = _left(destination, source.schema, left, events.span.upto)
+                if place.heals or left is None:
+                    check(source)
+
+    @pytest.mark.parametrize("then", ["tried_again", "restarted"])
+    def test_a_copy_that_breaks_off_in_the_middle(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        then: str,
+    ) -> None:
+        reopen = self._reopening(request) if then == "restarted" else None
+        source = keyless_source(tmp_path)
+        copied = _Copy.of(source, spark)
+        # There is a complete table, with a position, and it is copied again.
+        copied.write(destination)
+        for place in _places_of_copy(destination, copied):
+            place.strike_copy(destination, copied)
+            if reopen is not None:
+                destination = reopen()
+            with _told(place):
+                if isinstance(destination, Positioned):
+                    found = destination.applied(source.schema)
+                    assert found is None, f"there is no complete copy, but a position: {found}"
+        copied.write(destination)
+        check(source)
+
+    def test_a_restart_finds_the_rows_and_the_position(
+        self,
+        destination: Destination,
+        spark: SparkSession,
+        check: Callable[[Source], None],
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+    ) -> None:
+        reopen = self._reopening(request)
+        source = keyless_source(tmp_path)
+        _Copy.of(source, spark).write(destination)
+        destination = reopen()
+        check(source)
+        if isinstance(destination, Positioned):
+            assert destination.applied(source.schema) == source.position
+        tell_keyless_story(source)
+        events = source.events(spark)
+        destination.write_events(events)
+        for _ in ("all comes again", "and once more"):
+            destination = reopen()
+            check(source)
+            if isinstance(destination, Positioned):
+                assert destination.applied(source.schema) == events.span.upto
+            destination.write_events(events)
+            check(source)
+
+    def _reopening(self, request: pytest.FixtureRequest) -> Reopen:
+        if not self.persistent:
+            pytest.skip("persistent = False: this destination is not expected to survive a restart")
+        reopen: Reopen = request.getfixturevalue("reopen")
+        return reopen
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A table's rows at a position, to be copied as often as it takes."""
+
+    schema: TableSchema
+    file: Path
+    rows: DataFrame
+    position: Lsn
+
+    @classmethod
+    def of(cls, source: Source, spark: SparkSession) -> _Copy:
+        from walflow.spark.copies import read_copy
+
+        source.events(spark)  # the log goes on from here
+        file = source.copy_file()
+        rows = read_copy(spark, [str(file)], source.schema, exact=False)
+        return cls(source.schema, file, rows, source.position)
+
+    def begin(self, destination: Destination) -> None:
+        destination.truncate_table(self.schema)
+        destination.write_table_rows(self.schema, self.rows)
+
+    def write(self, destination: Destination) -> None:
+        self.begin(destination)
+        if isinstance(destination, Positioned):
+            destination.mark_applied(self.schema, self.position)
+
+
+def _left(
+    destination: Destination, table: TableSchema, events: Events, at_least: Lsn
+) -> Events | None:
+    """What a pipeline would bring next: the changes since the position that the destination has
+    for the table, or all of them if it keeps none. None: nothing, for it has them all."""
+    if not isinstance(destination, Positioned):
+        return events
+    position = destination.applied(table)
+    assert position is not None, "the position is gone, although the copy was complete"
+    upto = events.span.upto
+    assert at_least <= position <= upto, f"{position} was never a position of this table"
+    if position == upto:
+        return None
+    tables = tuple(changes.since(position) for changes in events.tables)
+    return Events(Span(position, upto), tables)
+
+
+@contextmanager
+def _told(place: _Place) -> Iterator[None]:
+    """What fails in the block says where it was broken off."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"After {place}.")
+        raise
+
+
+# -- where calls break off ------------------------------------------------------------------------
+
+
+class _Place:
+    """A place in the middle of a call. This one: the position is asked for after the changes."""
+
+    heals = True
+    """Whether the rest is written after it, and looked at."""
+
+    def __init__(self, *, anew: bool = True) -> None:
+        self.anew = anew
+        """Whether the table is to be copied before it."""
+
+    def __str__(self) -> str:
+        return "a call that was broken off where it asked for the position, after the changes"
+
+    def copy(self, destination: Destination, copied: _Copy) -> None:
+        copied.write(destination)
+
+    def write_events(self, destination: Destination, events: Events) -> None:
+        destination.write_events(events)
+
+    def strike(self, destination: Destination, events: Events) -> None:
+        late = _LateEvents(events.span, events.tables)
+        self._call(lambda: self.write_events(destination, late), lambda: late.struck)
+
+    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+        raise NotImplementedError
+
+    def _call(self, call: Callable[[], object], struck: Callable[[], bool]) -> None:
+        try:
+            call()
+        except Exception:
+            # It may be wrapped in an error of the destination's own, or of Spark's.
+            return
+        assert not struck(), f"nothing was raised by {self}"
+
+
+class _LateEvents(Events):
+    """Whose span cannot be had any more when its tables were asked for."""
+
+    taken = struck = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "tables":
+            object.__setattr__(self, "taken", True)
+        if name == "span" and self.taken:
+            object.__setattr__(self, "struck", True)
+            raise BrokenOff("the contract's test breaks off where the span is asked for")
+        return super().__getattribute__(name)
+
+
+class _FilePlace(_Place):
+    """A file that cannot be read. Nothing may have happened then: what is left is written after
+    the last of all places, for each job of Spark's takes its time."""
+
+    heals = False
+
+    def __init__(self, file: str, anew: bool) -> None:
+        super().__init__(anew=anew)
+        self.file = Path(file)
+
+    def __str__(self) -> str:
+        return f"a call that was broken off by {self.file.name}, which could not be read"
+
+    def strike(self, destination: Destination, events: Events) -> None:
+        with _unreadable(self.file):
+            self._call(lambda: destination.write_events(events), lambda: True)
+
+    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+        with _unreadable(self.file):
+            self._call(lambda: copied.begin(destination), lambda: True)
+
+
+@contextmanager
+def _unreadable(file: Path) -> Iterator[None]:
+    """Its footer is as it was: it is seen only where the rows are read."""
+    whole = file.read_bytes()
+    footer = 8 + int.from_bytes(whole[-8:-4], "little")
+    file.write_bytes(whole[:4] + b"\xff" * (len(whole) - footer - 4) + whole[-footer:])
+    try:
+        yield
+    finally:
+        file.write_bytes(whole)
+
+
+class _RowPlace(_Place):
+    """A row of the copy or of the changes, before which what brings it raises. Rows come from
+    memory: a job of Spark's for each place would take minutes."""
+
+    def __init__(self, copied: pa.Table, changes: pa.Table, row: int) -> None:
+        super().__init__()
+        self._copied = copied
+        self._changes = changes
+        self._row = row
+        self._struck = False
+
+    def __str__(self) -> str:
+        return f"a call that was broken off before its row {self._row + 1}"
+
+    def copy(self, destination: Destination, copied: _Copy) -> None:
+        with self._feeding(destination, self._copied):
+            copied.write(destination)
+
+    def write_events(self, destination: Destination, events: Events) -> None:
+        import pyarrow.compute as pc
+
+        after = int(events.tables[0].after)
+        left = self._changes.filter(pc.greater_equal(self._changes["_lsn"], after))
+        with self._feeding(destination, left):
+            destination.write_events(events)
+
+    def strike(self, destination: Destination, events: Events) -> None:
+        with self._feeding(destination, self._changes, self._row):
+            self._call(lambda: destination.write_events(events), lambda: self._struck)
+
+    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+        with self._feeding(destination, self._copied, self._row):
+            self._call(lambda: copied.begin(destination), lambda: self._struck)
+
+    @contextmanager
+    def _feeding(
+        self, destination: Destination, rows: pa.Table, at: int | None = None
+    ) -> Iterator[None]:
+        """The destination is brought these rows, but none from this one on."""
+        handed = 0
+
+        def batches(frame: object, size: int, **_: object) -> Iterator[pa.RecordBatch]:
+            for start in range(0, rows.num_rows, size):
+                if start == at and not isinstance(destination, RowwiseDestination):
+                    self._strike()
+                yield rows.slice(start, size).combine_chunks().to_batches()[0]
+            if at is not None and not self._struck:
+                self._strike()
+
+        def breaking(call: Callable[..., None]) -> Callable[..., None]:
+            def called(table: TableSchema, values: list[Any]) -> None:
+                nonlocal handed
+                first, handed = handed, handed + len(values)
+                if at is not None and at < handed and not self._struck:
+                    values = _BreakingList(values, at - first, self._strike)
+                call(table, values)
+
+            return called
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("walflow.spark.batches.arrow_batches", batches)
+            patch.setattr(destination, "batch_rows", _BATCH_ROWS)
+            if isinstance(destination, RowwiseDestination):
+                for name in ("insert_rows", "apply_changes"):
+                    patch.setattr(destination, name, breaking(getattr(destination, name)))
+            yield
+
+    def _strike(self) -> None:
+        self._struck = True
+        raise BrokenOff(f"the contract's test breaks off before row {self._row + 1}")
+
+
+class _BreakingList(list[Any]):
+    """Can be read up to an element."""
+
+    def __init__(self, elements: Sequence[Any], at: int, strike: Callable[[], None]) -> None:
+        super().__init__(elements)
+        self._at = at
+        self._strike = strike
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, element in enumerate(super().__iter__()):
+            if number >= self._at:
+                self._strike()
+            yield element
+
+    def __getitem__(self, index: Any) -> Any:
+        wanted = range(len(self))[index]
+        if max(wanted, default=-1) >= self._at if isinstance(wanted, range) else wanted >= self._at:
+            self._strike()
+        return super().__getitem__(index)
+
+
+def _places(destination: Destination, copied: _Copy, events: Events) -> list[_Place]:
+    if not isinstance(destination, ArrowDestination):
+        files = events.tables[0].files
+        return [*(_FilePlace(file, anew=file == files[0]) for file in files), _Place(anew=False)]
+    from walflow.spark.batches import arrow_batches
+
+    rows = _collected(arrow_batches(copied.rows, 1000))
+    changes = _collected(arrow_batches(events.tables[0].changes, 1000, order=("_lsn", "_seq")))
+    return [*_row_places(destination, rows, changes, changes.num_rows), _Place()]
+
+
+def _places_of_copy(destination: Destination, copied: _Copy) -> list[_Place]:
+    if not isinstance(destination, ArrowDestination):
+        return [_FilePlace(str(copied.file), anew=False)]
+    from walflow.spark.batches import arrow_batches
+
+    rows = _collected(arrow_batches(copied.rows, 1000))
+    return _row_places(destination, rows, rows, rows.num_rows)
+
+
+def _row_places(
+    destination: ArrowDestination, copied: pa.Table, changes: pa.Table, rows: int
+) -> list[_Place]:
+    """Before each row, or batch of rows, and after all of them."""
+    step = 1 if isinstance(destination, RowwiseDestination) else _BATCH_ROWS
+    return [_RowPlace(copied, changes, row) for row in (*range(0, rows, step), rows)]
+
+
+def _collected(batches: Iterator[pa.RecordBatch]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_batches(list(batches))
+
+
+# -- what was not checked -------------------------------------------------------------------------
+
+
+def tell_unchecked(config: pytest.Config, text: str) -> None:
+    """Say at the end of the run, whatever its options are, that something was not checked."""
+    plugins = config.pluginmanager
+    told = plugins.get_plugin(_Unchecked.__name__)
+    if told is None:
+        told = _Unchecked()
+        plugins.register(told, _Unchecked.__name__)
+    told.texts[text] = None
+
+
+class _Unchecked:
+    """A plugin of pytest's that is there if a contract was not checked as a whole."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, None] = {}
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.section("not checked")
+        for text in self.texts:
+            terminalreporter.write_line(text)
