@@ -144,7 +144,7 @@ class Bridge:
         """
         former = self._load(form.name)
         # Iceberg leads no table back to an older version of its format.
-        version = max(self._version, 0 if former is None else _version_of(former))
+        version = max(self._version, 0 if former is None else _format_version(former))
         # Our columns are not in the files: they come later, with what they are to be read as.
         ours = {column.name: column.spark_type for column in form.ours}
         if version < WITH_VECTORS and any(constants.get(name) is not None for name in ours):
@@ -201,7 +201,7 @@ class Bridge:
             update = update.makeColumnOptional(column)
         update.commit()
         added = changes.added
-        if _version_of(table) < WITH_VECTORS:
+        if _format_version(table) < WITH_VECTORS:
             added = tuple(column for column in added if column.value is None)
         self._add_new(transaction, added)
         properties = transaction.updateProperties()
