@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from walflow.destinations.base import Destination, RenamesTables
@@ -13,9 +13,9 @@ from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.phases import FOLLOWED
 from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
-from walflow.states import Gap, TableError, stands_at
+from walflow.states import Gap, TableError, TableReplicationState, stands_at
 
-__all__ = ["Comparer", "in_conflict", "is_passing"]
+__all__ = ["Comparer", "followed_publications", "in_conflict", "is_passing"]
 
 _PASSING = frozenset({"MappingConflict", "NoSelectRight", "ReservedColumnName"})
 """Errors that another look at the publication may find gone."""
@@ -96,6 +96,14 @@ class Comparer:
             ):
                 rivals.append(other.name)
         return conflict((table.name, *rivals), destination) if rivals else None
+
+
+def followed_publications(
+    states: Iterable[TableState] | Iterable[TableReplicationState],
+) -> frozenset[str]:
+    """The oids of the publications by which tables have been copied and followed."""
+    begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
+    return frozenset(each.publication_oid for each in begun if each.publication)
 
 
 def is_passing(error: TableError | None) -> bool:

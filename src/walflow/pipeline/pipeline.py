@@ -22,6 +22,7 @@ from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.pipeline.apart import check_store_apart
 from walflow.pipeline.assembling import Ground, assemble
+from walflow.pipeline.comparing import followed_publications
 from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
@@ -37,7 +38,7 @@ from walflow.source.preflight import Preflight, preflight
 from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
-from walflow.states import followed_publications, stands_at
+from walflow.states import stands_at
 from walflow.stores import open_store, state_file
 from walflow.stores.base import Action, Report, Request, Store
 
