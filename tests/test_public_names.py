@@ -50,7 +50,7 @@ NAMES = {
     ),
     "walflow.pipeline.pipeline": "Pipeline PipelineStatus",
     "walflow.states": (
-        "Membership RetryKind RetryPolicy TableError TableReplicationState stands_at"
+        "Gap Membership RetryKind RetryPolicy Storage TableError TableReplicationState stands_at"
     ),
     "walflow.stores.base": (
         "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "

@@ -5,10 +5,10 @@ Values only, like ``model``; stores keep them, the pipeline moves them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from walflow.model import Lsn, Phase, TableName
 
@@ -17,9 +17,9 @@ __all__ = [
     "Membership",
     "RetryKind",
     "RetryPolicy",
+    "Storage",
     "TableError",
     "TableReplicationState",
-    "followed_publications",
     "stands_at",
 ]
 
@@ -95,7 +95,37 @@ class Gap(StrEnum):
     settings were written (kinds of change may have been left out for a time; a new owner looks the
     same), a partition was detached or dropped, or one was attached that may have had rows."""
     TYPES = "a type of its columns was altered, and with it the values in rows that were there"
-    REWRITTEN = "its rows were written anew, and it may have been UNLOGGED for a time"
+    REWRITTEN = "its rows were written anew, and not all that became of them is in the log"
+    """By ALTER TABLE: a column may have other values (TYPE … USING), or the table may have been
+    UNLOGGED for a time."""
+
+
+class Storage(NamedTuple):
+    """Where a relation's rows lie, and what tells who wrote them there."""
+
+    relation: int
+    file: int
+    toast: int
+    """Its TOAST table; 0 if it has none, because its columns are short."""
+    entry: int
+    """Its own entry in a publication; 0 if it has none."""
+    columns: int
+    """Another number after every alteration of a column."""
+
+    def may_be_rewritten_since(self, before: Storage) -> bool:
+        """Whether ALTER TABLE may have written all rows anew, with values that are not in the log
+        or after a time without one.
+
+        TRUNCATE, VACUUM FULL and CLUSTER make a new file too, but keep the TOAST table. Without
+        one, what is known is that who changes values alters a column, and that a table with an
+        entry in a publication cannot be made UNLOGGED.
+        """
+        if self.file == before.file:
+            return False
+        if self.toast and before.toast:
+            return self.toast != before.toast
+        same_entry = self.entry != 0 and self.entry == before.entry
+        return not same_entry or self.columns != before.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +151,8 @@ class Membership:
     switched off and on again are the same, but this is not. Empty if it was not looked at, as by
     walflow before it was kept."""
 
-    files: frozenset[tuple[int, int, int, int]] = frozenset()
-    """The files that the rows lie in: (relation, file, its TOAST table, its own entry in a
-    publication), 0 for what it has not. Empty if not looked at."""
+    files: frozenset[Storage] = frozenset()
+    """Where the rows lie. Empty if it was not looked at."""
     types: frozenset[tuple[int, str]] = frozenset()
     """What the values of the columns' types depend on, as (type, fact): see read_type_facts."""
 
@@ -150,7 +179,7 @@ class Membership:
             return Gap.PUBLISHED
         if not self._same_values(now):
             return Gap.TYPES
-        return Gap.REWRITTEN if self._may_have_been_unlogged(now) else None
+        return Gap.REWRITTEN if self._may_be_rewritten(now) else None
 
     def _same_values(self, now: Membership) -> bool:
         """Whether rows that nobody wrote to still print as they did. Types that one of both does
@@ -159,20 +188,13 @@ class Membership:
         used = {oid for oid, _ in now.types}
         return now.types >= {(oid, fact) for oid, fact in self.types if oid in used}
 
-    def _may_have_been_unlogged(self, now: Membership) -> bool:
-        """Whether a relation's rows may have been written without a log: SET UNLOGGED and SET
-        LOGGED write all rows to a new file, and make a new TOAST table, which TRUNCATE, VACUUM FULL
-        and CLUSTER do not. A table with an entry in a publication cannot be made UNLOGGED."""
-        before = {relation: facts for relation, *facts in self.files}
-        for relation, file, toast, entry in now.files:
-            former_file, former_toast, former_entry = before.get(relation, (file, toast, entry))
-            if (
-                file != former_file
-                and (not entry or entry != former_entry)
-                and (not toast or toast != former_toast)
-            ):
-                return True
-        return False
+    def _may_be_rewritten(self, now: Membership) -> bool:
+        before = {storage.relation: storage for storage in self.files}
+        return any(
+            storage.may_be_rewritten_since(before[storage.relation])
+            for storage in now.files
+            if storage.relation in before
+        )
 
     @property
     def publication_oid(self) -> str:
@@ -187,7 +209,7 @@ class Membership:
             "publication": self.publication,
             "relations": sorted(self.relations),
             "came_empty": sorted(self.came_empty),
-            "files": sorted(self.files),
+            "files": sorted(list(storage) for storage in self.files),
             "types": sorted(self.types),
         }
 
@@ -200,10 +222,7 @@ class Membership:
             publication=raw.get("publication", ""),
             relations=frozenset((oid, attached) for oid, attached in raw["relations"]),
             came_empty=frozenset(raw["came_empty"]),
-            files=frozenset(
-                (relation, file, toast, entry)
-                for relation, file, toast, entry in raw.get("files", ())
-            ),
+            files=frozenset(Storage(*storage) for storage in raw.get("files", ())),
             types=frozenset((oid, fact) for oid, fact in raw.get("types", ())),
         )
 
@@ -279,14 +298,3 @@ def stands_at(state: _Standing) -> Phase:
     if state.phase is not Phase.ERRORED or state.error is None:
         return state.phase
     return state.error.phase
-
-
-class _Followed(_Standing, Protocol):
-    @property
-    def membership(self) -> Membership: ...
-
-
-def followed_publications(states: Iterable[_Followed]) -> frozenset[str]:
-    """The oids of the publications by which tables have been copied and followed."""
-    begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
-    return frozenset(each.publication_oid for each in begun if each.publication)

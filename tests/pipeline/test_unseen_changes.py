@@ -143,8 +143,10 @@ def test_a_table_that_leaves_while_nobody_runs_is_complete_up_to_there(
 ) -> None:
     settings = settings_for(database, tmp_path, source__backlog_bytes=way)
     leaving = ("unpublished", "dropped", "flaky", "left_out", "came_back")
-    make(database, "steady", *leaving, "replaced")
-    database.execute(f"CREATE PUBLICATION walflow FOR TABLE steady, replaced, {', '.join(leaving)}")
+    make(database, "steady", *leaving, "replaced", "altered")
+    database.execute(
+        f"CREATE PUBLICATION walflow FOR TABLE steady, replaced, altered, {', '.join(leaving)}"
+    )
     shelf = PositionedShelf()
     with running(settings, spark, destination=shelf):
         pass
@@ -155,6 +157,10 @@ def test_a_table_that_leaves_while_nobody_runs_is_complete_up_to_there(
         *change("unpublished", "no longer published"),
         *change("came_back", "while away"),
         "DROP TABLE dropped",
+        # Of a form that nobody can tell any more.
+        "ALTER TABLE altered ADD w int DEFAULT 7, DROP v, ADD v text",
+        "INSERT INTO altered VALUES (7, 8, 'x')",
+        "DROP TABLE altered",
         "DROP TABLE replaced",
         "CREATE TABLE replaced (id int PRIMARY KEY, v text)",
         "ALTER PUBLICATION walflow ADD TABLE replaced, came_back",
@@ -171,6 +177,7 @@ def test_a_table_that_leaves_while_nobody_runs_is_complete_up_to_there(
     shelf.before_round = fail_twice
     with running(settings, spark, destination=shelf) as pipeline:
         assert_follows(pipeline, shelf, database, "steady", "replaced", "came_back")
+    assert len(on_shelf(shelf, "altered") or ()) == 5
     del expected["came_back"]
     assert {table: on_shelf(shelf, table) for table in expected} == expected
     assert {table: shelf.copies[named(table)] for table in expected} == dict.fromkeys(expected, 1)

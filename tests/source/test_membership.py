@@ -296,6 +296,15 @@ def test_a_table_that_is_named_cannot_have_been_unlogged(any_database: Database)
     with any_database.connect() as connection, pytest.raises(psycopg.Error, match="publication"):
         connection.execute("ALTER TABLE narrow SET UNLOGGED")
     assert continues(any_database, "narrow", "VACUUM FULL narrow", "TRUNCATE narrow")
+    assert continues(any_database, "narrow", "ALTER TABLE narrow ALTER id SET DEFAULT 1")
+    # What it had in its rows is not in the log.
+    other_values = "ALTER TABLE narrow ALTER id TYPE int USING id + 1"
+    assert not continues(any_database, "narrow", other_values)
+    any_database.execute(
+        "CREATE TABLE wide (id int PRIMARY KEY, x text)", "ALTER PUBLICATION walflow ADD TABLE wide"
+    )
+    other_values = "ALTER TABLE wide ALTER x TYPE text USING upper(x)"
+    assert not continues(any_database, "wide", other_values)
     # Its partitions are not named.
     statements = [sql.format(t="p1") for sql in UNLOGGED_MEANWHILE]
     assert not continues(any_database, "p", *statements)

@@ -94,10 +94,12 @@ class ApplySettings(Section):
     )
     on_rewrite: Literal["resync", "trust"] = Field(
         "resync",
-        description="What to do when Postgres rewrites a table for another type of a column, as "
-        "from integer to bigint. How it made the new values is not in its log: `resync` copies "
-        "the table again, `trust` takes it that they are the same (no USING), where the new type "
-        "holds all of them.",
+        description="What to do when ALTER TABLE writes all rows of a table anew, as for another "
+        "type of a column (integer to bigint), or to make an UNLOGGED table a LOGGED one. The new "
+        "values are not in Postgres's log: `resync` copies the table again, `trust` takes it that "
+        "they are the same (no USING, nothing written while it was UNLOGGED), where a new type "
+        "holds all of them. Without TOAST (all columns short) a table that the publication does "
+        "not name itself is copied again after VACUUM FULL, CLUSTER and TRUNCATE, too.",
     )
     tables: TableOptions = Field(
         default_factory=dict,

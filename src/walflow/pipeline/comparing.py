@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from walflow.destinations.base import Destination, RenamesTables
@@ -15,7 +15,7 @@ from walflow.pipeline.tables import Tables, TableState
 from walflow.source.catalog import PublishedTable
 from walflow.states import Gap, TableReplicationState, stands_at
 
-__all__ = ["Comparer", "in_conflict", "is_passing"]
+__all__ = ["Comparer", "followed_publications", "in_conflict", "is_passing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,14 @@ class Comparer:
             ):
                 rivals.append(other.name)
         return conflict((table.name, *rivals), destination) if rivals else None
+
+
+def followed_publications(
+    states: Iterable[TableState] | Iterable[TableReplicationState],
+) -> frozenset[str]:
+    """The oids of the publications by which tables have been copied and followed."""
+    begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
+    return frozenset(each.publication_oid for each in begun if each.publication)
 
 
 def is_passing(state: TableState) -> bool:

@@ -16,7 +16,7 @@ from walflow.destinations.base import Destination, Positioned
 from walflow.errors import SourceError
 from walflow.mapping import NamedTables, TableMapping, check_apart, conflict
 from walflow.model import Lsn, Phase, TableName, TableSchema
-from walflow.pipeline.comparing import Comparer, in_conflict, is_passing
+from walflow.pipeline.comparing import Comparer, followed_publications, in_conflict, is_passing
 from walflow.pipeline.dispatching import Dispatcher
 from walflow.pipeline.evolving import Evolver
 from walflow.pipeline.first_states import FirstStates
@@ -29,7 +29,7 @@ from walflow.pipeline.tables import Tables, TableState
 from walflow.pipeline.timing import Timing
 from walflow.source.catalog import PublishedTable
 from walflow.source.publication import publication_loss
-from walflow.states import TableReplicationState, followed_publications, stands_at
+from walflow.states import TableReplicationState, stands_at
 from walflow.stores.base import Store
 
 __all__ = ["Joiner"]

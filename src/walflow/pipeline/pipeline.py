@@ -38,6 +38,7 @@ from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.paths import is_there
 from walflow.pipeline.apart import check_store_apart
 from walflow.pipeline.assembling import Ground, assemble
+from walflow.pipeline.comparing import followed_publications
 from walflow.pipeline.coordinating import Coordinator, Parts
 from walflow.pipeline.dropping import remove_leftovers
 from walflow.pipeline.first_start import Made
@@ -56,7 +57,7 @@ from walflow.source.preflight import Preflight, preflight, require_followable
 from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
-from walflow.states import followed_publications, stands_at
+from walflow.states import stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
 

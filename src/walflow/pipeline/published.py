@@ -32,6 +32,8 @@ __all__ = ["News", "Published"]
 _CANCEL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOKS = 10
+_PAGE, _HEADER = 8192, 24
+"""Bytes of a page of the source's log, and of what stands at its beginning."""
 
 _Answer = TypeVar("_Answer")
 
@@ -56,7 +58,10 @@ def _log_position(session: Session) -> Lsn:
     # What is seen may not have been flushed yet (synchronous_commit = off).
     row = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
-    return Lsn.parse(row[0])
+    position = Lsn.parse(row[0])
+    # Just behind a page's header: nothing was written since the page before, where the stream of an
+    # idle server ends.
+    return Lsn(position - _HEADER) if position % _PAGE == _HEADER else position
 
 
 class Published(Closing):

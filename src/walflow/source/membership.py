@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from walflow.source.connection import Session
 from walflow.source.publication import Publication
-from walflow.states import Membership
+from walflow.states import Membership, Storage
 
 __all__ = ["read_memberships", "read_type_facts"]
 
@@ -75,11 +75,14 @@ SELECT root, t.relid::oid, t.parentrelid::oid, c.relkind = 'p', link.xmin::text:
  WHERE t.level > 0
 """
 
-# No index is needed for the entry: a relation is in few publications. Which of them it is does not
-# matter, as long as it is the same: Postgres then refuses SET UNLOGGED.
+# Which entry it is does not matter, as long as it stays the same. A column's row is written by
+# whoever alters it, but not by TRUNCATE and the like.
 _FILES = """
 SELECT root, c.oid, c.relfilenode, c.reltoastrelid,
-       coalesce((SELECT min(oid::int8) FROM pg_publication_rel WHERE prrelid = c.oid), 0)
+       coalesce((SELECT min(oid::int8) FROM pg_publication_rel WHERE prrelid = c.oid), 0),
+       coalesce((SELECT bit_xor(hash_record_extended(ROW(attnum, a.xmin::text), 0))
+                   FROM pg_attribute AS a
+                  WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped), 0)
   FROM unnest(%s::oid[]) AS root
   LEFT JOIN LATERAL pg_partition_tree(root) AS t ON true
   JOIN pg_class AS c ON c.oid = coalesce(t.relid, root)
@@ -147,9 +150,9 @@ def read_memberships(
     links: dict[int, list[_Link]] = defaultdict(list)
     for root, *facts in connection.execute(_LINKS, [oids]):
         links[root].append(_Link(*facts))
-    files: dict[int, set[tuple[int, int, int, int]]] = defaultdict(set)
-    for root, relation, file, toast, entry in connection.execute(_FILES, [oids]):
-        files[root].add((relation, file, toast, entry))
+    files: dict[int, set[Storage]] = defaultdict(set)
+    for root, *facts in connection.execute(_FILES, [oids]):
+        files[root].add(Storage(*facts))
     return {
         oid: Membership(
             entries=frozenset(entries[oid]),

@@ -9,6 +9,7 @@ from walflow.states import (
     Membership,
     RetryKind,
     RetryPolicy,
+    Storage,
     TableError,
     TableReplicationState,
 )
@@ -53,6 +54,10 @@ ERRORED = TableReplicationState(
         publication="16385:740",
         relations=frozenset({(16384, 0), (16390, 751)}),
         came_empty=frozenset({16390}),
+        files=frozenset(
+            {Storage(16384, 16401, 16387, 0, -(2**63)), Storage(16390, 16390, 0, 9, 7)}
+        ),
+        types=frozenset({(16402, "16403:ä 'low' \"x\""), (16402, "16404:"), (16410, "1:23:-1")}),
     ),
     form=Lsn.parse("16/B374D800"),
     changing=True,
