@@ -327,9 +327,7 @@ def test_your_first_pipeline() -> None:
         ran = room.run("demo", *arguments)
         assert ran.returncode == 0, ran.stderr
         assert "equal: every key and every value of every table was compared." in ran.stdout
-        told = re.search(
-            rf"^  ({re.escape(sys.executable)} .*query\.py.*)$", ran.stdout, re.MULTILINE
-        )
+        told = re.search(r"^  (\S.*query\.py.*)$", ran.stdout, re.MULTILINE)
         assert told is not None, ran.stdout
         columns = re.findall(r"^\| `(_[A-Z_]+)` \|", text, re.MULTILINE)
         query = Path(shlex.split(told[1])[-1])
