@@ -72,7 +72,7 @@ def start_driver(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                launch, _output_to(None if debug else output)
+                launch, _popen_options(None if debug else output)
             )
         except Exception as error:
             raise SparkError(
@@ -148,11 +148,12 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _output_to(output: IO[bytes] | None) -> dict[str, Any]:
+def _popen_options(output: IO[bytes] | None) -> dict[str, Any]:
     """Without a file, all goes to stderr: what commands print on stdout is for other programs."""
-    if output is None:
-        return {"stdout": _STDERR}
-    return {"stdout": output, "stderr": output}
+    where = {"stdout": _STDERR} if output is None else {"stdout": output, "stderr": output}
+    # A signal to this process's group is for this process, which ends in order and needs the JVM
+    # for that. The JVM ends by itself when its input closes, however we end.
+    return {**where, "start_new_session": True}
 
 
 def end_driver(session: SparkSession, process: subprocess.Popen[bytes]) -> None:
