@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -54,6 +55,9 @@ def start_driver(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    if not debug:
+        # What it logs of a JVM that has ended, with a stack for each call, it raises as well.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     full = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     launch = SparkConf(loadDefaults=False).setAll(list(_launch_conf(conf).items()))
     printed = folder / "jvm.log"
