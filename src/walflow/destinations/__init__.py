@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from walflow.destinations.lake import LakeFormat
     from walflow.spark.jars import Package
+    from walflow.spark.jobs import BackgroundJobs
 
 __all__ = [
     "OpenDestination",
@@ -54,12 +54,16 @@ class OpenDestination:
     destination: Destination
     spark: SparkSession
     owns_spark: bool
+    warming_up: BackgroundJobs | None = None
 
     def close(self) -> None:
-        """End the destination, then Spark and its JVM if they are its own. Repeats safely."""
+        """End the destination, then Spark and its JVM if they are its own; a session that is not
+        goes on, with no job of ours left in it. Repeats safely."""
         from walflow.spark.session import stop_session
 
         try:
+            if self.warming_up is not None:
+                self.warming_up.end()
             if isinstance(self.destination, Shutdown):
                 self.destination.shutdown()
         finally:
@@ -125,6 +129,7 @@ def open_destination(
     check_folder(warehouse)
     from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
     from walflow.destinations.lake.noted_pictures import NotedPictures
+    from walflow.spark.jobs import BackgroundJobs
     from walflow.spark.session import make_session
 
     format, extensions, package = _lake_format(settings, warehouse)
@@ -149,11 +154,10 @@ def open_destination(
         upkeep=upkeep_of(settings.maintenance),
         noted=NotedPictures(settings.pictures_file, place_of(settings)),
     )
-    if warm_up and isinstance(destination, Startup):
-        threading.Thread(
-            target=_warm_up, args=(destination,), name="walflow-warm-up", daemon=True
-        ).start()
-    return OpenDestination(destination, spark, owns_spark)
+    # Only speed is lost if it fails, or if the pipeline ends before it: what is really wrong
+    # shows at the first write.
+    warming_up = BackgroundJobs(spark, "walflow-warm-up", destination.startup) if warm_up else None
+    return OpenDestination(destination, spark, owns_spark, warming_up)
 
 
 def check_catalog(opened: OpenDestination, settings: Settings, *, begun: bool) -> None:
@@ -245,13 +249,6 @@ def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, 
         )
     format = delta.DeltaFormat(str(warehouse), options.get("catalog"))
     return format, delta.EXTENSIONS, DELTA
-
-
-def _warm_up(destination: Startup) -> None:
-    # Only speed is lost if it fails, or if the pipeline ends before it: what is really wrong
-    # shows at the first write.
-    with contextlib.suppress(Exception):
-        destination.startup()
 
 
 def check_folder(folder: Path) -> None:

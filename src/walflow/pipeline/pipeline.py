@@ -56,7 +56,7 @@ from walflow.source.connection import Session, connect
 from walflow.source.preflight import Preflight, preflight, require_followable
 from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
-from walflow.spark.session import cores, jvm_ended, jvm_ended_error
+from walflow.spark.session import check_given, cores, jvm_ended, jvm_ended_error
 from walflow.states import stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
@@ -240,6 +240,8 @@ class Pipeline:
 
     def _open_destination(self, source: str, timeline: int) -> OpenDestination:
         settings, spark = self.settings, self._given_spark
+        if spark is not None:
+            check_given(spark)
         if self._given_destination is None:
             return open_destination(
                 settings, source, timeline=timeline, spark=spark, debug=self._debug

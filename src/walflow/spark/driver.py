@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -57,6 +58,9 @@ def start_driver(
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    if not debug:
+        # What it logs of a JVM that has ended, with a stack for each call, it raises as well.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     full = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     launch = SparkConf(loadDefaults=False).setAll(list(_launch_conf(conf).items()))
     printed = folder / "jvm.log"
@@ -75,7 +79,7 @@ def start_driver(
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                launch, _output_to(None if debug else output)
+                launch, _popen_options(None if debug else output)
             )
         except Exception as error:
             raise SparkError(
@@ -151,11 +155,12 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _output_to(output: IO[bytes] | None) -> dict[str, Any]:
+def _popen_options(output: IO[bytes] | None) -> dict[str, Any]:
     """Without a file, all goes to stderr: what commands print on stdout is for other programs."""
-    if output is None:
-        return {"stdout": _STDERR}
-    return {"stdout": output, "stderr": output}
+    where = {"stdout": _STDERR} if output is None else {"stdout": output, "stderr": output}
+    # A signal to this process's group is for this process, which ends in order and needs the JVM
+    # for that. The JVM ends by itself when its input closes, however we end.
+    return {**where, "start_new_session": True}
 
 
 def end_driver(session: SparkSession, process: subprocess.Popen[bytes]) -> None:

@@ -84,6 +84,6 @@ def _hint() -> str:
     return (
         f"Every worker needs Python {minor} with walflow {version('walflow')} (pip install "
         f"walflow=={version('walflow')}). Where its interpreter is not at the same path as here, "
-        "set spark.conf's spark.pyspark.python; a Spark Connect server has to be started with "
-        "PYSPARK_PYTHON set to it."
+        "set spark.conf's spark.pyspark.python; a session of your own has to be made, and a Spark "
+        "Connect server started, with PYSPARK_PYTHON set to it in the environment."
     )

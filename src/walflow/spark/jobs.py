@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from walflow.spark.connect import is_remote_session
@@ -11,7 +13,9 @@ from walflow.spark.connect import is_remote_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["cancel_jobs", "in_pool", "tagged"]
+__all__ = ["BackgroundJobs", "cancel_jobs", "in_pool", "tagged"]
+
+_CANCEL_SECONDS = 0.2
 
 
 @contextmanager
@@ -65,3 +69,27 @@ def cancel_jobs(session: SparkSession, tag: str) -> None:
         session.interruptTag(tag)
     else:
         session.sparkContext.cancelJobsWithTag(tag)
+
+
+class BackgroundJobs:
+    """What the function runs on the session, in a thread that nobody waits for until the end. Its
+    failures are nobody's concern."""
+
+    def __init__(self, session: SparkSession, name: str, function: Callable[[], None]) -> None:
+        self._session = session
+        self._function = function
+        self._tag = f"{name}-{uuid.uuid4()}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(Exception), tagged(self._session, self._tag):
+            self._function()
+
+    def end(self) -> None:
+        """Break off what is running; it has ended on return. Repeats safely."""
+        while self._thread.is_alive():
+            # A JVM that is gone has no jobs; what it was asked for fails by itself.
+            with suppress(Exception):
+                cancel_jobs(self._session, self._tag)
+            self._thread.join(_CANCEL_SECONDS)

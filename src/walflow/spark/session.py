@@ -11,15 +11,18 @@ once.
 from __future__ import annotations
 
 import atexit
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from walflow.config import SparkSettings
 from walflow.errors import ConfigError, SparkError
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "check_given",
     "child_session",
     "cores",
     "end_child_session",
@@ -55,6 +59,8 @@ _OF_A_DRIVER = ("master", "driver_memory", "ivy_settings")
 
 _lock = threading.Lock()
 _running: _Driver | _Client | None = None
+_checked: WeakSet[object] = WeakSet()
+"""Sessions that are not ours, or their contexts, in which Python has run our code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,27 @@ def _make_driver(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return session, _Driver(process, folder)
+
+
+def check_given(session: SparkSession) -> None:
+    """Whether Python runs our code in a session that somebody else has made; SparkError says what
+    it lacks. Costs a task, once a session.
+
+    Without a word about it, Spark runs whatever ``python3`` the path has. Where this process's
+    JVM is the only executor, it gets this process's Python, as in sessions of ours.
+    """
+    remote = is_remote_session(session)
+    where: object = session if remote else session.sparkContext
+    with _lock:
+        if where in _checked:
+            return
+    local = not remote and is_local(session.sparkContext.master or "")
+    if local and "PYSPARK_PYTHON" not in os.environ:
+        context = session.sparkContext
+        context.pythonExec = context.getConf().get("spark.pyspark.python") or sys.executable
+    check_executors(session)
+    with _lock:
+        _checked.add(where)
 
 
 def stop_session(session: SparkSession) -> None:
