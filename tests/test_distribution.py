@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import venv
 from pathlib import Path
 
@@ -66,7 +67,10 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     assert Path(where.strip()).is_relative_to(home)
     assert run(walflow, "--version").strip() == f"walflow {wheel.name.split('-')[1]}"
     assert "demo" in run(walflow, "--help")
-    told = run(walflow, "demo", "--seconds", "3", "--folder", tmp_path / "lake")
+    # Not in pytest's own folder, which is closed to the account that root's servers run as.
+    with tempfile.TemporaryDirectory(prefix="walflow-test-", ignore_cleanup_errors=True) as open_:
+        Path(open_).chmod(0o711)
+        told = run(walflow, "demo", "--seconds", "3", "--folder", f"{open_}/demo")
     assert "equal" in told
 
 
