@@ -14,7 +14,7 @@ ARGS ?=
 # $(call heading,text): what runs now, easy to find in a long log.
 heading = @printf '\n== %s ==\n' '$(1)'
 
-.PHONY: help setup demo test test-all lint types docs docs-serve pictures format pytest postgres bench lock clean
+.PHONY: help setup demo test test-all lint types docs docs-serve pictures format pytest postgres bench dist lock clean
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets (pass options as ARGS=\"…\"):"} \
@@ -76,6 +76,9 @@ format: $(STAMP) ## Format, and fix what ruff can fix
 
 bench: $(STAMP) ## Benchmarks (ARGS="capture --json", ARGS="copy")
 	@exec $(BIN)/walflow bench $(ARGS)
+
+dist: $(STAMP) ## The source distribution and the wheel, into dist/
+	@PYTHON=$(BIN)/python tools/make-dist dist
 
 # No index or machine name gets into the locks, so that pip and uv use whatever mirror you have.
 LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --quiet \

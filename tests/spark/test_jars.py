@@ -66,10 +66,17 @@ def test_two_processes_fetch_at_once(cache: Path, repository: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(repository)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = []
     for process in running:
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 0
-        assert output.split() == [str(cache / "thing-1.0.jar")]
+        *lines, last = output.splitlines()
+        assert last == str(cache / "thing-1.0.jar")
+        told.append(lines)
+    # The one that fetches says so, and the other one waits.
+    (lines,) = filter(None, told)
+    assert "fetching jars" in lines[0]
+    assert THING.coordinate in lines[0]
     assert (cache / "thing-1.0.jar").read_bytes() == b"jar"
     assert sorted(file.name for file in cache.iterdir()) == [".lock", "thing-1.0.jar"]
 

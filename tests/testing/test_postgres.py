@@ -111,6 +111,19 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's servers run under another account")
+@pytest.mark.parametrize("version", available_versions())
+def test_programs_that_its_account_cannot_reach_are_copied(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """As those of an environment in root's home are, with the libraries that a wheel brings."""
+    monkeypatch.setattr("walflow.testing.postgres.may_enter", lambda *_: False)
+    with EmbeddedPostgres(version) as server, server.connect() as connection:
+        assert server.folder is not None
+        assert list(server.folder.glob("install/**/bin/postgres"))
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a child of its parent's death"
 )

@@ -6,16 +6,20 @@ resolved once, and later sessions get the files as static jars.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import structlog
 
 from walflow.errors import JarsMissing
 from walflow.spark.java import cache_folder, find_java
@@ -23,7 +27,10 @@ from walflow.spark.java import cache_folder, find_java
 __all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder", "missing_jars"]
 
 _RESOLVE_SECONDS = 600
+_TELL_SECONDS = 5.0
 _SCRATCH = ".fetch-"
+
+_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +148,37 @@ def _resolve(package: Package, ivy: Path, ivy_settings: Path | None) -> str:
     }
     # Spark would hand these to the program's session and so to the resolver.
     environment.pop("PYSPARK_SUBMIT_ARGS", None)
-    try:
-        ran = subprocess.run(
-            [*command, str(program)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_RESOLVE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end after {_RESOLVE_SECONDS} s"
-    finally:
-        shutil.rmtree(ivy / "cache", ignore_errors=True)
-    return ran.stdout
+    begun = time.monotonic()
+    with subprocess.Popen(
+        [*command, str(program)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        try:
+            while (seconds := time.monotonic() - begun) < _RESOLVE_SECONDS:
+                _logger.info(
+                    "fetching jars",
+                    package=package.coordinate,
+                    megabytes=round(_bytes_in(ivy) / 1e6, 1),
+                    seconds=round(seconds),
+                )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return running.communicate(timeout=_TELL_SECONDS)[0]
+            return f"no end after {_RESOLVE_SECONDS} s"
+        finally:
+            running.kill()
+            shutil.rmtree(ivy / "cache", ignore_errors=True)
+
+
+def _bytes_in(folder: Path) -> int:
+    size = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # it may be moved meanwhile
+            size += file.stat().st_size
+    return size
 
 
 def _reason(log: str) -> str:

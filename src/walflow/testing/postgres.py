@@ -239,11 +239,18 @@ class EmbeddedPostgres(OwnedServer):
         if self._account is None or may_enter(self._account, self._source_binaries / "postgres"):
             return self._source_binaries
         copy = self._folder / "install"
-        shutil.copytree(self._source_binaries.parent, copy, symlinks=True)
+        installed = self._source_binaries.parent
+        # A wheel has its libraries beside the package, and the programs look for them there.
+        package = installed.parent
+        libraries = package.with_name(f"{package.name}.libs")
+        own = copy / package.name / installed.name
+        shutil.copytree(installed, own, symlinks=True)
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
         for path in (copy, *copy.rglob("*")):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
-        return copy / self._source_binaries.name
+        return own / self._source_binaries.name
 
 
 def _setting(value: str | int | bool) -> str:
