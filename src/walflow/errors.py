@@ -375,7 +375,7 @@ class DestinationForeign(DestinationError):
 
 
 class TablesSetAside(DestinationError):
-    """All others are up to date, but these tables were set aside and wait for an operator."""
+    """All others are up to date, but these tables are set aside."""
 
     retry = False
     exit_code = 52

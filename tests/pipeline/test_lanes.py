@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.following import wait_phase
 from tests.pipeline.running import (
     HOLD,
     WAIT,
@@ -177,6 +178,38 @@ def test_after_the_last_attempt_an_operator_is_waited_for(
         broken.clear()
         pipeline.retry(A)
         wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        assert_equal(shelf, database, "a", "b")
+    assert shelf.copies == {A: 1, B: 1}
+
+
+def test_who_waits_for_the_end_does_not_wait_for_an_attempt_that_is_far_away(
+    spark: SparkSession, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    # As with the defaults after some failures; here it is an hour at once.
+    settings = settings_for(database, tmp_path, table_error_retry_delay_ms=3_600_000)
+    shelf, broken = PositionedShelf(), threading.Event()
+
+    def refuse(table: TableName) -> None:
+        if table == A and broken.is_set():
+            raise DestinationError("the shelf of a is full", hint="make room")
+
+    shelf.before_round = refuse
+    with running(settings, spark, destination=shelf) as pipeline:
+        broken.set()
+        database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
+        wait_phase(pipeline, "a", Phase.ERRORED)
+        with pytest.raises(TablesSetAside, match=r"public\.a: the shelf of a is full") as raised:
+            pipeline.wait(until_caught_up=True)
+        assert "make room" in raised.value.hint
+        assert_equal(shelf, database, "b")
+    # Nor does the next run, until it is due or asked for; the log has what it lacks.
+    broken.clear()
+    with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
+        with pytest.raises(TablesSetAside):
+            pipeline.wait(until_caught_up=True)
+        pipeline.retry(A)
+        wait_phase(pipeline, "a", Phase.READY)
+        pipeline.wait(until_caught_up=True)
         assert_equal(shelf, database, "a", "b")
     assert shelf.copies == {A: 1, B: 1}
 

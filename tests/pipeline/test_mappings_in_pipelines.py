@@ -135,10 +135,15 @@ def test_a_table_that_joins_on_a_taken_name_waits_for_it(
             wait_phase(pipeline, "a.t", Phase.READY)
             assert wait_phase(pipeline, "b.t", Phase.ERRORED).error is not None
         assert_at(shelf, database, lake__t="a.t", lake__steady="a.steady")
-    # It is set aside over a restart, too, and the others go on.
+    # It is set aside over a restart, too, as is one that came meanwhile, and the others go on.
+    make(database, "d.t")
+    database.execute("ALTER PUBLICATION walflow ADD TABLE d.t")
     with running(settings, spark, destination=shelf) as pipeline:
         with writing(database, "a.t", "b.t", "a.steady"):
             wait_phase(pipeline, "b.t", Phase.ERRORED)
+            came = wait_phase(pipeline, "d.t", Phase.ERRORED)
+            assert came.error is not None
+            assert came.error.code == "MappingConflict"
             database.execute("ALTER PUBLICATION walflow DROP TABLE a.t")
             wait_for(lambda: find(pipeline, "a.t") is None, WAIT, "a.t has left", pipeline.check)
             # One of the two that wait.

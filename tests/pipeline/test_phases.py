@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ from walflow.pipeline.tables import Tables, TableState
 from walflow.states import RetryKind, TableReplicationState, stands_at
 from walflow.stores.memory import MemoryStore
 
-NAME = TableName("public", "t")
+NAME, OTHER = TableName("public", "t"), TableName("public", "other")
 WAY = [
     Phase.INIT,
     Phase.DATA_SYNC,
@@ -217,6 +218,29 @@ def test_what_to_do_is_said_with_the_tables_in_their_order() -> None:
         "public.t, public.t3: Move it.",
         "public.t2: Ask its owner.",
     ]
+
+
+def test_an_attempt_that_is_far_away_is_not_waited_for() -> None:
+    tables = new_tables(delay_seconds=600)
+    tables.add(TableState(TableSchema(2, OTHER, (), ()), OTHER, Phase.READY))
+    tables.fail(1, DestinationError("no space", hint="make some"))
+    now = time.time()
+    status = PipelineStatus(tuple(tables.all()), Lsn(1), Lsn(1), Lsn(1), Lsn(1), 0.0)
+    # Until the attempt is near, all that can be reached has been reached.
+    assert not status.reached(Lsn(1))
+    assert not status.under_way(now + 30)
+    assert status.reached(Lsn(1), now + 30)
+    with pytest.raises(TablesSetAside, match=r"public\.t: no space") as raised:
+        status.check_none_set_aside(now + 30)
+    assert "public.t: make some" in raised.value.hint
+    assert "public.t: the next attempt comes by itself" in raised.value.hint
+    assert "walflow retry --all-errored" in raised.value.hint
+    # Then it is waited for, as is one that is being tried.
+    assert not status.reached(Lsn(1), now + 800)
+    status.check_none_set_aside(now + 800)
+    tables.retry(1)
+    status = replace(status, tables=tuple(tables.all()))
+    assert not status.reached(Lsn(1), now + 30)
 
 
 def test_trouble_of_the_source_is_no_tables_fault() -> None:

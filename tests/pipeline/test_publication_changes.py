@@ -15,7 +15,7 @@ from tests.pipeline.following import Writer, assert_follows, find, named, on_she
 from tests.pipeline.running import HOLD, WAIT, running, settings_for, state_of
 from tests.pipeline.shelf import DroppingShelf, PositionedShelf, Shelf
 from walflow.config import Settings
-from walflow.errors import DestinationForeign
+from walflow.errors import DestinationForeign, ReservedColumnName, TablesSetAside, WalflowError
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName, TableSchema
 from walflow.pipeline import joining
@@ -443,6 +443,70 @@ def test_tables_that_cannot_be_followed_wait_for_their_mending(
     with running(settings, spark, destination=shelf) as pipeline:
         assert_follows(pipeline, shelf, database, "steady", "taken", "secret", "holds")
     assert_never_copied_again(shelf, "steady", "secret", "holds")
+
+
+def test_tables_that_cannot_be_followed_do_not_stop_the_first_start(
+    spark: SparkSession, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    for table in ("secret", "hidden", "reserved"):
+        make(database, table)
+    database.execute(
+        "ALTER TABLE reserved RENAME v TO _lsn",
+        "ALTER TABLE hidden ENABLE ROW LEVEL SECURITY",
+        "CREATE PUBLICATION walflow FOR TABLE secret, hidden, reserved",
+    )
+    uri = database.replicator("GRANT SELECT ON steady, hidden, reserved TO {role}")
+    role = database.execute("SELECT rolname FROM pg_roles ORDER BY oid DESC LIMIT 1")[0][0]
+    settings = settings_for(database, tmp_path, source__uri=uri)
+    strict = settings.model_copy(update={"on_table_refused": "error"})
+    shelf = PositionedShelf()
+
+    def refused(settings: Settings, error: type[WalflowError]) -> None:
+        with pytest.raises(error), running(settings, spark, destination=shelf):
+            pytest.fail("it started")
+        # Nothing is left behind, and the next start is the first.
+        assert not settings.log_folder.exists()
+        assert database.execute("SELECT slot_name FROM pg_replication_slots") == []
+
+    # With no table at all there is nothing to start with, and one mistake is told once.
+    refused(settings, ReservedColumnName)
+    database.execute("ALTER PUBLICATION walflow ADD TABLE steady")
+    refused(strict, ReservedColumnName)
+    with running(settings, spark, destination=shelf) as pipeline, writing(database):
+        wait_phase(pipeline, "steady", Phase.READY)
+        for table, code, hint in (
+            ("reserved", "ReservedColumnName", "RENAME COLUMN"),
+            ("secret", "NoSelectRight", "GRANT SELECT"),
+            ("hidden", "NoSelectRight", "BYPASSRLS"),
+        ):
+            error = wait_phase(pipeline, table, Phase.ERRORED).error
+            assert error is not None
+            assert (error.code, hint in error.hint) == (code, True)
+        # To try it before it is mended changes nothing.
+        pipeline.retry(named("secret"))
+        wait_for(
+            lambda: (find(pipeline, "secret") or pytest.fail("gone")).attempts == 2,
+            WAIT,
+            "tried again",
+            pipeline.check,
+        )
+        wait_phase(pipeline, "secret", Phase.ERRORED)
+        with pytest.raises(TablesSetAside, match=r"(?s)public\.hidden.*reserved.*secret"):
+            pipeline.wait(until_caught_up=True)
+        database.execute(f'GRANT SELECT ON secret TO "{role}"')
+        pipeline.retry(named("secret"))
+        assert wait_phase(pipeline, "secret", Phase.READY).error is None
+    # A later start does not mind them either, whatever the setting, and sees what is mended.
+    with running(strict, spark, destination=shelf) as pipeline:
+        wait_phase(pipeline, "hidden", Phase.ERRORED)
+        database.execute(
+            f'ALTER ROLE "{role}" BYPASSRLS', "ALTER TABLE reserved RENAME COLUMN _lsn TO lsn"
+        )
+        for table in ("hidden", "reserved"):
+            mended = wait_phase(pipeline, table, Phase.READY)
+            assert (mended.error, mended.attempts) == (None, 0)
+        assert_follows(pipeline, shelf, database, "steady", "secret", "hidden", "reserved")
+    assert_never_copied_again(shelf, "steady", "secret", "hidden", "reserved")
 
 
 def test_tables_change_while_they_are_copied(

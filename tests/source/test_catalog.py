@@ -290,13 +290,60 @@ def test_a_column_with_one_of_our_names_is_refused(database: Database, name: str
     everything = published(database, "everything")["t"].problem
     assert isinstance(everything, ReservedColumnName)
     assert "RENAME COLUMN" in everything.hint
-    statements = problem.hint.partition(": ")[2].partition("; or")[0].split("; ")
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement)
+    run_hint(database, problem.hint.partition("; or")[0])
     mended = published(database)["t"]
     assert mended.schema.column_names == ("id",)
     assert not isinstance(mended.problem, ReservedColumnName)
+
+
+def run_hint(database: Database, hint: str) -> None:
+    """What there is to paste."""
+    with database.connect() as connection:
+        for statement in hint.partition(": ")[2].split("; "):
+            connection.execute(statement)
+
+
+def test_the_hint_for_our_names_works_whatever_the_table(any_database: Database) -> None:
+    tables = (
+        "all_of_them (_lsn int, _seq int)",
+        'in_the_key (_lsn int PRIMARY KEY, lsn int, "lsn_" int)',
+        "whole_rows (id int, _lsn int)",
+        'some (id int PRIMARY KEY, "_EXACT" int, "EXACT" int, _lsn int)',
+    )
+    ways = ["TABLE s.all_of_them, s.in_the_key, s.whole_rows, s.some", "ALL TABLES"]
+    if any_database.server.version >= 15:
+        ways += ["TABLES IN SCHEMA s", "TABLES IN SCHEMA s, TABLE s.some"]
+    for way in ways:
+        any_database.execute(
+            "CREATE SCHEMA s",
+            *(f"CREATE TABLE s.{table}" for table in tables),
+            "ALTER TABLE s.whole_rows REPLICA IDENTITY FULL",
+            f"CREATE PUBLICATION walflow FOR {way}",
+        )
+        found = published(any_database)
+        assert len(found) == len(tables)
+        for table in found.values():
+            problem = table.problem
+            assert isinstance(problem, ReservedColumnName)
+            assert "()" not in problem.hint
+            run_hint(any_database, problem.hint.partition("; or")[0].partition(" Or do")[0])
+        for mended in published(any_database).values():
+            assert not isinstance(mended.problem, ReservedColumnName), (way, mended.name)
+            assert mended.uncovered == ()
+        any_database.execute("DROP PUBLICATION walflow", "DROP SCHEMA s CASCADE")
+
+
+def test_the_hint_for_our_names_keeps_the_row_filter(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, price int, _lsn int)",
+        "CREATE PUBLICATION walflow FOR TABLE t WHERE (id > 5 AND id < 9)",
+    )
+    before = published(database)["t"]
+    assert before.problem is not None
+    run_hint(database, before.problem.hint.partition("; or")[0])
+    mended = published(database)["t"]
+    assert mended.schema.column_names == ("id", "price")
+    assert mended.row_filter == before.row_filter
 
 
 def test_one_table_that_cannot_be_read_leaves_the_others_alone(any_database: Database) -> None:

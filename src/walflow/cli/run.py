@@ -30,8 +30,9 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
     "--until-caught-up or during the start with 130 (143), since the work was not done. A second "
     "one stops at once: nothing is lost, the next run goes on from the last complete round.\n\n"
     "A table that cannot be copied or written is set aside while the others go on: see "
-    "`walflow status`; --until-caught-up then ends with exit code 52. All exit codes: "
-    "`walflow --help`.\n\n" + SETTINGS_EPILOG,
+    "`walflow status`. With --until-caught-up it is waited for only while its next attempt comes "
+    "by itself within 30 seconds; when all others have caught up, the run ends with exit code 52 "
+    "and names it. All exit codes: `walflow --help`.\n\n" + SETTINGS_EPILOG,
     examples=(
         "walflow run --from postgresql://walflow@db/shop --to iceberg:///data/lake "
         "--create-publication",
@@ -40,7 +41,11 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
     ),
 )
 @pipeline_options(ends=True, publishing=True)
-@click.option("--until-caught-up", is_flag=True, help="End when the lag is zero.")
+@click.option(
+    "--until-caught-up",
+    is_flag=True,
+    help="End when the lag is zero (52: but for tables set aside).",
+)
 @click.option(
     "--metrics",
     metavar="HOST:PORT",

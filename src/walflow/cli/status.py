@@ -29,13 +29,13 @@ NOT_RUNNING = 1
     "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table fails: it is "
     "set aside, or is being tried again after an error and has not succeeded yet.\n\n"
     "The object of --json: pipeline, at, running, holder (host, pid, lease_seconds_left), report "
-    "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), failing (how many have "
-    "an error), tables "
-    "(table, schema, name, oid, destination, mode, freshness (both null without a settings "
-    "file), phase, since, position, rows_copied, changes_applied, lag_bytes, attempts, error "
-    "(code, reason, hint, phase, retry, next_attempt)), requests (id, table, action, asked). "
-    "Times are ISO 8601 in UTC; positions are text (0/16B3748), and integers under the same key "
-    "with _number behind it. Keys are only ever added.",
+    "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), failing "
+    "(how many have an error), tables (table, schema, name, oid, destination, mode, freshness "
+    "(both null without a settings file), phase, since, position, rows_copied, "
+    "changes_applied, lag_bytes, attempts, error (code, reason, hint, phase, retry, "
+    "next_attempt)), requests (id, table, action, asked). Times are ISO 8601 in UTC; "
+    "positions are text (0/16B3748), and integers under the same key with _number behind it. "
+    "Keys are only ever added.",
     examples=(
         "walflow status pipeline.yaml",
         "walflow status --name shop --check || echo look at it",

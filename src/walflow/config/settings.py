@@ -296,6 +296,14 @@ class Settings(Section):
         description="How often in a row a table that failed is tried again by itself. If that "
         "fails too (with 5: at the sixth failure), it waits for `walflow retry`.",
     )
+    on_table_refused: Literal["set_aside", "error"] = Field(
+        "set_aside",
+        description="What to do at the first start with a table that cannot be followed as it is, "
+        "because a column has a name that walflow needs, a right is missing, or row security hides "
+        "rows: `set_aside` starts with the others, and takes the table in as soon as the cause is "
+        "gone; `error` does not start, and leaves nothing behind. (If it is so of all tables, it "
+        "does not start in any case. Later such a table is set aside.)",
+    )
     on_table_removed: Literal["keep", "drop"] = Field(
         "keep",
         description="What becomes of the destination's table when one is unpublished, or gets "

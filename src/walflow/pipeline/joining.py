@@ -92,7 +92,8 @@ class Joiner:
         """Take over what the store knows, and go on with each table where it stands.
 
         A new slot says nothing of the time before it, so with one everything is copied. Raises
-        MappingConflict if two tables would share one of the destination.
+        MappingConflict if two tables would share one of the destination, and which of them was
+        there first is not known.
         """
         self._news = None
         news = self._published.news(None)
@@ -134,12 +135,13 @@ class Joiner:
         published: Mapping[int, PublishedTable],
         stored: Mapping[int, TableReplicationState],
     ) -> None:
-        """Tables that were set aside for it while the pipeline ran do not keep it from starting."""
+        """Whom a name belongs to is for the settings to say. But a table that was set aside for it,
+        or came while nobody ran, does not keep those that are followed from going on."""
         check_apart(
             {
                 table.name: self._mapping.destination(table.name)
                 for oid, table in published.items()
-                if oid not in stored or not in_conflict(stored[oid])
+                if not stored or (oid in stored and not in_conflict(stored[oid]))
             }
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -16,7 +16,14 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
 from walflow.destinations import OpenDestination, open_destination, run_on_spark
 from walflow.destinations.base import BreaksOff, Destination
-from walflow.errors import SourceError, Stopped, StoreError, TableLocked, WalflowError
+from walflow.errors import (
+    PublicationChanged,
+    SourceError,
+    Stopped,
+    StoreError,
+    TableLocked,
+    WalflowError,
+)
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics, PipelineMetrics
@@ -32,8 +39,9 @@ from walflow.pipeline.retrying import Retries
 from walflow.pipeline.status import PipelineStatus
 from walflow.pipeline.tables import Tables
 from walflow.plugins import PYTHON
-from walflow.source.connection import connect
-from walflow.source.preflight import Preflight, preflight
+from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.connection import Session, connect
+from walflow.source.preflight import Preflight, preflight, require_followable
 from walflow.source.publication import create_publication
 from walflow.source.slots import slot_loss
 from walflow.spark.session import cores, jvm_ended, jvm_ended_error
@@ -49,6 +57,9 @@ __all__ = ["Pipeline", "PipelineStatus"]
 _CHECK_SECONDS = 0.1
 _JVM_SECONDS = 2.0
 _LOCKED_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 0.5
+_PATIENCE_SECONDS = 30.0
+"""Who waits until all is caught up waits so long for a table's next attempt, but not longer."""
 
 _Answer = TypeVar("_Answer")
 
@@ -215,10 +226,15 @@ class Pipeline:
         return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
-        """Somebody may rewrite a large table just now: that is to be waited for."""
+        """Somebody may rewrite a large table just now: that is to be waited for. So is who alters
+        one while it is looked at."""
         while True:
             try:
                 return look()
+            except PublicationChanged as error:
+                _logger.warning("looking at the tables again", error=str(error))
+                if self._stop.wait(_LOOK_AGAIN_SECONDS):
+                    raise Stopped("told to stop while looking at the tables") from error
             except TableLocked as error:
                 _logger.warning("waiting for a lock to go", error=str(error), hint=error.hint)
                 if self._stop.wait(_LOCKED_SECONDS):
@@ -234,10 +250,11 @@ class Pipeline:
                 create_publication=source.create_publication,
                 tables=self.settings.tables,
                 types=self.settings.types,
-                strict=not self._begun,
+                strict=self._strict,
                 failover=source.failover,
                 resync_lost_slot=self._resyncs,
             )
+            self._require_followable(connection, found.tables)
         for warning in found.warnings:
             _logger.warning(warning)
         if self._begun and not found.slot.exists:
@@ -267,7 +284,22 @@ class Pipeline:
                 )
                 self._made.publication = True
                 _logger.info("made the publication", publication=publication)
+                tables = published_tables(
+                    connection, publication, self.settings.types, chosen=self.settings.tables
+                )
+                self._require_followable(connection, tables)
             check_store_apart(connection, self.settings)
+
+    @property
+    def _strict(self) -> bool:
+        """Whether a table that cannot be followed keeps the pipeline from starting."""
+        return self.settings.on_table_refused == "error" and not self._begun
+
+    def _require_followable(self, connection: Session, tables: Sequence[PublishedTable]) -> None:
+        """At the first start: a mistake that concerns all tables is told at once. Later, each of
+        them is set aside."""
+        if not self._begun:
+            require_followable(connection, tables, all_of_them=self._strict)
 
     def _check_stopped(self) -> None:
         self.check()
@@ -328,18 +360,19 @@ class Pipeline:
 
         ``until_caught_up``: also return when everything that the source had committed when the
         copy was finished is in the destination; raises TablesSetAside if that is so of all tables
-        but some that were set aside and wait for an operator.
+        but some that were set aside, and that wait for an operator, or for an attempt that is not
+        due soon (in 30 seconds).
         """
         target: Lsn | None = None
         while not self._stop.wait(poll):
             self.check()
             if not until_caught_up or not self._coordinating.begun:
                 continue
-            status = self.status()
-            if target is None and not status.copying:
+            status, by = self.status(), time.time() + _PATIENCE_SECONDS
+            if target is None and not status.under_way(by):
                 target = self._position_if_there()
-            if target is not None and status.reached(target):
-                status.check_none_set_aside()
+            if target is not None and status.reached(target, by):
+                status.check_none_set_aside(by)
                 return
         self.check()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ from walflow.pipeline.tables import TableState
 from walflow.stores.base import Report
 
 __all__ = ["PipelineStatus"]
+
+_LATER = (
+    "{names}: the next attempt comes by itself, in a run that lasts until then; `walflow status` "
+    "says when."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +41,38 @@ class PipelineStatus:
     def lag_bytes(self) -> int:
         return max(0, self.wal_end - self.applied)
 
-    def reached(self, position: Lsn) -> bool:
-        """Whether all up to the position is in the destination, of every table but those that
-        wait for an operator."""
-        return not (self.copying or self.uncertain) and self.applied >= position
+    # ``by``: a Unix time. A table that was set aside is waited for only if its next attempt comes
+    # by itself until then; without it, however late that is.
+
+    def reached(self, position: Lsn, by: float = math.inf) -> bool:
+        """Whether all up to the position is in the destination, of every table that is waited
+        for."""
+        return not (self.under_way(by) or self.uncertain) and self.applied >= position
 
     @property
     def set_aside(self) -> tuple[TableState, ...]:
         """Tables that go on only when an operator has done something."""
-        return tuple(state for state in self.tables if state.waits_for_operator)
+        return self.left_out()
 
     @property
     def copying(self) -> bool:
         """Whether a table is on its way into the destination, or comes back by itself."""
-        return any(not (state.followed or state.waits_for_operator) for state in self.tables)
+        return self.under_way()
+
+    def left_out(self, by: float = math.inf) -> tuple[TableState, ...]:
+        """Tables that were set aside and are not waited for."""
+        return tuple(
+            state
+            for state in self.tables
+            if state.set_aside is not None and not state.comes_back(by)
+        )
+
+    def under_way(self, by: float = math.inf) -> bool:
+        """Whether a table is on its way into the destination, or is waited for to come back."""
+        return any(
+            not state.followed and (state.set_aside is None or state.comes_back(by))
+            for state in self.tables
+        )
 
     def report(self) -> Report:
         """What other processes may know of it."""
@@ -67,12 +91,14 @@ class PipelineStatus:
             behind,
         )
 
-    def check_none_set_aside(self) -> None:
-        aside = self.set_aside
+    def check_none_set_aside(self, by: float = math.inf) -> None:
+        """Raise TablesSetAside if some were and are not waited for."""
+        aside = self.left_out(by)
         if not aside:
             return
         errors = [(state.name, state.error) for state in aside if state.error is not None]
         listed = "\n".join(f"  {name}: {error.reason}" for name, error in errors)
+        later = [str(state.name) for state in aside if not state.waits_for_operator]
         helped: dict[str, list[str]] = {}
         for name, error in errors:
             if error.hint:
@@ -81,5 +107,11 @@ class PipelineStatus:
         raise TablesSetAside(
             f"Everything is up to date but {len(aside)} table"
             f"{'' if len(aside) == 1 else 's'} that had to be set aside:\n{listed}",
-            hint="\n".join([*hints, "Try them again with `walflow retry --all-errored`"]),
+            hint="\n".join(
+                [
+                    *hints,
+                    *([_LATER.format(names=", ".join(later))] if later else []),
+                    "Try them again with `walflow retry --all-errored`",
+                ]
+            ),
         )

@@ -74,6 +74,13 @@ class TableState:
         """Whether it was set aside and is not tried again by itself."""
         return self.set_aside is not None and self.set_aside.retry.kind is not RetryKind.TIMED
 
+    def comes_back(self, by: float) -> bool:
+        """Whether it was set aside and is tried again by itself until this time (Unix)."""
+        error = self.set_aside
+        if error is None or error.retry.kind is not RetryKind.TIMED:
+            return False
+        return error.retry.at is None or error.retry.at <= by
+
     @property
     def destination_schema(self) -> TableSchema:
         """The schema as the destination is given it."""

@@ -5,7 +5,7 @@ Needs no right but to connect, and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from walflow.config import TablesSettings, TypeSettings
@@ -202,9 +202,7 @@ def _published_tables(
             membership=memberships[oid],
             uncovered=tuple(sorted(uncovered)),
         )
-        problem = _reserved(described, connection, published) or refused_reading(
-            connection, [table]
-        )
+        problem = _reserved(table, connection) or refused_reading(connection, [table])
         found.append(replace(table, problem=problem))
     return found
 
@@ -375,29 +373,70 @@ def _key(attributes: Sequence[Attribute], key: frozenset[str]) -> tuple[str, ...
     return named if len(named) == len(key) else ()
 
 
-def _reserved(
-    table: TableSchema, connection: Session, publication: Publication
-) -> ReservedColumnName | None:
-    taken = [name for name in table.column_names if name in RESERVED_COLUMNS]
+def _reserved(table: PublishedTable, connection: Session) -> ReservedColumnName | None:
+    names = table.schema.column_names
+    taken = [name for name in names if name in RESERVED_COLUMNS]
     if not taken:
         return None
-    if not publication.all_tables and connection.info.server_version >= 150000:
-        rest = ", ".join(quote_identifier(n) for n in table.column_names if n not in taken)
-        name = quote_identifier(publication.name)
+    renaming = " ".join(
+        f"ALTER TABLE {table.name.quoted} RENAME COLUMN {quote_identifier(name)} "
+        f"TO {quote_identifier(other)};"
+        for name, other in _other_names(taken, names).items()
+    )
+    if _may_have_column_list(connection, table, taken):
+        rest = ", ".join(quote_identifier(name) for name in names if name not in taken)
+        where = "" if table.row_filter is None else f" WHERE ({table.row_filter})"
+        name = quote_identifier(table.publication.name)
         way = (
             "Leave it out with a column list: "
             f"BEGIN; ALTER PUBLICATION {name} DROP TABLE {table.name.quoted}; "
-            f"ALTER PUBLICATION {name} ADD TABLE {table.name.quoted} ({rest}); COMMIT; "
-            "or rename it."
+            f"ALTER PUBLICATION {name} ADD TABLE {table.name.quoted} ({rest}){where}; COMMIT; "
+            f"or rename it: {renaming}"
         )
     else:
         way = (
-            f"Rename it (ALTER TABLE {table.name.quoted} RENAME COLUMN "
-            f"{quote_identifier(taken[0])} TO …;), or leave it out with a column list, which "
-            "needs Postgres 15 and a publication FOR TABLE."
+            f"Rename it: {renaming} Or do without this table (setting tables.exclude: "
+            f"['{table.name}'])."
         )
     return ReservedColumnName(
         f"Table {table.name} has a column {', '.join(taken)}, a name that walflow's change log "
         "needs for itself.",
         hint=way,
     )
+
+
+def _other_names(taken: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """A name for each column, that is neither ours nor another column's."""
+    others: dict[str, str] = {}
+    for name in taken:
+        other = name.strip("_")
+        while other in names or other in RESERVED_COLUMNS or other in others.values():
+            other += "_"
+        others[name] = other
+    return others
+
+
+# A publication that has schemas takes no column lists, and only what is in it by itself can be
+# taken out of it.
+_IN_BY_ITSELF = """
+SELECT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid = %(table)s)
+       AND NOT EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid)
+  FROM pg_publication AS p WHERE pubname = %(publication)s
+"""
+
+
+def _may_have_column_list(
+    connection: Session, table: PublishedTable, without: Collection[str]
+) -> bool:
+    """Whether the publication can leave these columns out, and updates and deletes go on."""
+    schema = table.schema
+    if connection.info.server_version < 150000 or set(schema.column_names) <= set(without):
+        return False
+    if table.publication.needs_identity and (
+        schema.replica_identity is ReplicaIdentity.FULL or not set(schema.key).isdisjoint(without)
+    ):
+        return False
+    row = connection.execute(
+        _IN_BY_ITSELF, {"table": schema.oid, "publication": table.publication.name}
+    ).fetchone()
+    return row is not None and bool(row[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from walflow.config import TablesSettings, TypeSettings
@@ -18,7 +18,7 @@ from walflow.errors import (
 )
 from walflow.model import TableName
 from walflow.source.catalog import PublishedTable, published_tables, refused_reading
-from walflow.source.cautions import identity_cautions, publication_cautions
+from walflow.source.cautions import Caution, identity_cautions, publication_cautions
 from walflow.source.connection import Session, replication_hint
 from walflow.source.publication import (
     Publication,
@@ -37,7 +37,7 @@ from walflow.source.slots import (
 )
 from walflow.source.timelines import read_timeline
 
-__all__ = ["OLDEST_VERSION", "Preflight", "check_server", "preflight"]
+__all__ = ["OLDEST_VERSION", "Preflight", "check_server", "preflight", "require_followable"]
 
 OLDEST_VERSION = 14
 
@@ -102,8 +102,9 @@ def preflight(
             connection, publication, types or TypeSettings(), chosen=tables
         )
         if strict:
-            _check_tables(connection, published)
+            require_followable(connection, published)
         warnings = [str(caution) for caution in publication_cautions(found, published, tables)]
+        warnings += [str(caution) for caution in _rights_cautions(connection, published)]
         warnings += [str(caution) for caution in identity_cautions(found, published)]
     if failover and state.exists and not state.failover and lost is None:
         warnings.append(
@@ -143,7 +144,20 @@ def check_server(server: Server) -> None:
         )
 
 
-def _check_tables(connection: Session, tables: Sequence[PublishedTable]) -> None:
+def _rights_cautions(connection: Session, tables: Sequence[PublishedTable]) -> Iterator[Caution]:
+    """Each of them says what it lacks; one statement for all is quicker to paste."""
+    refusal = refused_reading(connection, tables)
+    if refusal is not None and sum(bool(table.unreadable) for table in tables) > 1:
+        yield Caution(refusal.message, refusal.hint)
+
+
+def require_followable(
+    connection: Session, tables: Sequence[PublishedTable], *, all_of_them: bool = True
+) -> None:
+    """Raise what keeps tables from being followed: any of them, or if not ``all_of_them`` need
+    be, only if there is none that can be."""
+    if not all_of_them and any(table.problem is None for table in tables):
+        return
     for table in tables:
         if isinstance(table.problem, ReservedColumnName):
             raise table.problem
