@@ -150,7 +150,18 @@ def test_secrets_stay_off_the_command_line_and_a_dead_jvm_is_told(tmp_path: Path
     assert not list(tmp_path.glob("walflow-spark-*"))
 
 
-def test_a_jvm_that_ended_says_what_to_do() -> None:
-    error = jvm_ended_error(3)
-    assert error.message == "the JVM ended (exit code 3)"
-    assert "spark.driver_memory" in error.hint
+@pytest.mark.parametrize(
+    ("code", "message", "hint"),
+    [
+        (3, "the JVM had too little memory and ended (exit code 3)", "Raise spark.driver_memory"),
+        (-9, "the JVM was killed (signal 9)", "Somebody did that, or the kernel"),
+        (137, "the JVM was killed (signal 9)", "Somebody did that, or the kernel"),
+        (143, "the JVM was told to end (signal 15)", "Start again"),
+        (-11, "the JVM crashed (signal 11)", "hs_err_pid"),
+        (1, "the JVM ended (exit code 1)", "--debug"),
+    ],
+)
+def test_of_a_jvm_that_ended_is_said_what_is_known(code: int, message: str, hint: str) -> None:
+    error = jvm_ended_error(code)
+    assert error.message == message
+    assert hint in error.hint

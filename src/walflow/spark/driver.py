@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _STDERR = 2
 # Between a connection that breaks and a process that has ended.
 _DYING_SECONDS = 5
 _REACH_SECONDS = 10
+# What -XX:+ExitOnOutOfMemoryError ends with (see conf).
+_OUT_OF_MEMORY = 3
 
 # What must be known before there is a JVM to tell it to. Everyone on the machine can read it (ps),
 # so all else, in which secrets may be, goes to the running JVM.
@@ -164,12 +167,38 @@ def end_driver(session: SparkSession, process: subprocess.Popen[bytes]) -> None:
 
 
 def jvm_ended_error(code: int) -> SparkError:
-    """What to raise instead of the connection errors that a dead JVM leaves behind."""
-    return SparkError(
-        f"the JVM ended (exit code {code})",
-        hint="It probably had too little memory: raise spark.driver_memory"
-        " (--set spark.driver_memory=4g), or see with --debug what it prints.",
-    )
+    """What to raise instead of the connection errors that a dead JVM leaves behind.
+
+    ``code`` is the process's, or minus the number of the signal that ended it.
+    """
+    # A shell in between, and Java itself, add 128 to the signal's number.
+    number = -code if code < 0 else code - 128
+    match number:
+        case signal.SIGKILL:
+            return SparkError(
+                "the JVM was killed (signal 9)",
+                hint="Somebody did that, or the kernel because the machine or the container had "
+                "too little memory; then its log says so (journalctl -k, or dmesg). Give it more "
+                "memory, or the JVM less (--set spark.driver_memory=1g).",
+            )
+        case signal.SIGTERM | signal.SIGINT | signal.SIGHUP:
+            return SparkError(
+                f"the JVM was told to end (signal {number})",
+                hint="Somebody did that, or what manages the processes of this machine. Start "
+                "again: nothing is lost.",
+            )
+        case signal.SIGSEGV | signal.SIGABRT | signal.SIGBUS | signal.SIGILL | signal.SIGFPE:
+            return SparkError(
+                f"the JVM crashed (signal {number})",
+                hint="It may have written why to hs_err_pid*.log in this folder. Start again: "
+                "nothing is lost; if it happens again, try another Java.",
+            )
+    if code == _OUT_OF_MEMORY:
+        return SparkError(
+            f"the JVM had too little memory and ended (exit code {code})",
+            hint="Raise spark.driver_memory (--set spark.driver_memory=4g).",
+        )
+    return SparkError(f"the JVM ended (exit code {code})", hint="See with --debug what it prints.")
 
 
 def _forget(session: SparkSession | None, process: subprocess.Popen[bytes]) -> None:
@@ -228,12 +257,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """The JVM ends by itself when its input closes; if not, it is made to."""
     if process.stdin is not None:
         process.stdin.close()
-    for signal in (process.terminate, process.kill):
+    for end in (process.terminate, process.kill):
         try:
             process.wait(_STOP_SECONDS)
             return
         except subprocess.TimeoutExpired:
-            signal()
+            end()
     process.wait(_STOP_SECONDS)
 
 
