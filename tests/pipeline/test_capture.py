@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import (
@@ -417,6 +418,61 @@ def test_a_shutdown_of_the_server_is_not_held_up(own_shop: Database, tmp_path: P
             own_shop.server.start()
             capture.wait(lambda: walsender(own_shop) is not None)
     assert capture.receiver.error is None
+
+
+@pytest.mark.parametrize("backlog_bytes", [LIVE_ONLY, ALWAYS_BULK], ids=["live", "bulk"])
+def test_after_a_stream_that_came_on_the_waiting_starts_anew(
+    own_shop: Database, tmp_path: Path, backlog_bytes: int
+) -> None:
+    """However short it was: it is no further attempt of those that failed before it."""
+
+    def attempts() -> list[int]:
+        return [line["attempt"] for line in lines if "attempt" in line]
+
+    with (
+        capture_logs() as lines,
+        Capture(
+            own_shop.uri, tmp_path / "log", slot=slot_of(own_shop), backlog_bytes=backlog_bytes
+        ) as capture,
+    ):
+        capture.wait(capture.receiver.streaming.is_set)
+        for number in range(2):
+            own_shop.server.stop()
+            capture.wait(lambda: max(attempts(), default=0) >= 3)
+            own_shop.server.start()
+            own_shop.execute(f"INSERT INTO loose VALUES ({number}, 'x')")
+            capture.catch_up()
+            capture.wait(capture.receiver.streaming.is_set)
+            pid = walsender(own_shop)
+            lines.clear()
+            scalar(own_shop.uri, "SELECT pg_terminate_backend(%s)", pid)
+            capture.wait(lambda pid=pid: walsender(own_shop) not in (pid, None))  # type: ignore[misc]
+            # Whether there are any depends on how soon the slot is free again.
+            after = attempts()
+            assert after == list(range(1, len(after) + 1))
+            lines.clear()
+
+
+def test_an_idle_stream_is_one_that_came_on(own_shop: Database, tmp_path: Path) -> None:
+    with (
+        capture_logs() as lines,
+        Capture(own_shop.uri, tmp_path / "log", slot=slot_of(own_shop)) as capture,
+    ):
+        capture.wait(capture.receiver.streaming.is_set)
+        own_shop.server.stop()
+        capture.wait(lambda: any(line.get("attempt", 0) >= 3 for line in lines))
+        own_shop.server.start()
+        capture.wait(capture.receiver.streaming.is_set)
+        # It tells where we are each second, and is answered.
+        before = capture.counted("etl_status_updates_total")
+        capture.wait(lambda: capture.counted("etl_status_updates_total") >= before + 4)
+        pid = walsender(own_shop)
+        lines.clear()
+        scalar(own_shop.uri, "SELECT pg_terminate_backend(%s)", pid)
+        capture.wait(lambda: walsender(own_shop) not in (pid, None))
+        assert "the source's stream ended; connecting anew" in [line["event"] for line in lines]
+        attempts = [line["attempt"] for line in lines if "attempt" in line]
+        assert attempts == list(range(1, len(attempts) + 1))
 
 
 def test_a_shutdown_that_meets_a_table_not_yet_described(

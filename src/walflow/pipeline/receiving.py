@@ -12,7 +12,7 @@ import structlog
 import tenacity
 
 from walflow.changelog import ChangeLog
-from walflow.errors import NoFreeSlot, SlotLost, SourceError, WalflowError
+from walflow.errors import NoFreeSlot, SlotLost, SourceError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.writing import LogWriter
@@ -33,6 +33,7 @@ _BUSY_SECONDS = 0.2
 _ASK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _ADVANCE_BULK_BYTES = 1 << 30
+_LONG_SECONDS = 60.0
 
 _logger = structlog.get_logger(__name__)
 
@@ -66,6 +67,8 @@ class Receiver:
         self.streaming = threading.Event()
         """Set while the walsender's stream is being read."""
         self._asked = 0.0
+        self._streamed = False
+        """Whether the last stream was a living one."""
 
     def start(self) -> None:
         self._thread.start()
@@ -93,8 +96,7 @@ class Receiver:
                 reraise=True,
             )
             while not self._stop.is_set():
-                # Success is any time that data flowed: the waiting starts anew after it.
-                retrying(self._connect_and_follow)
+                retrying(self._attempt)
         except BaseException as error:  # raised again by check() in the caller's thread
             if not self._stop.is_set():
                 self.error = self._writer.error or error
@@ -120,6 +122,19 @@ class Receiver:
             seconds=round(state.next_action.sleep, 1) if state.next_action else None,
         )
 
+    def _attempt(self) -> None:
+        """One that came on counts as a success, however it ends: the waiting starts anew after it.
+        To begin alone is not enough, as the same thing may end the stream each time."""
+        before, self._streamed = self._log.end, False
+        try:
+            self._connect_and_follow()
+        except (SourceError, psycopg.OperationalError) as error:
+            came_on = self._streamed or self._log.end > before
+            if not (came_on and self._can_retry(error)):
+                raise
+            self._metrics.worker_failed("receive", error)
+            _logger.warning("the source's stream ended; connecting anew", error=str(error))
+
     def _connect_and_follow(self) -> None:
         self._writer.reset()
         self._read_backlog()
@@ -138,12 +153,10 @@ class Receiver:
             began = time.monotonic()
             try:
                 self._follow(replication)
-            except WalflowError as error:
-                # After a good while of streaming, the next attempt is a first one.
-                if error.retry and time.monotonic() - began > 60:
-                    _logger.warning("the source's stream ended; connecting anew", error=str(error))
-                    return
-                raise
+            finally:
+                # An idle server answers when it is asked. Without room nothing is read.
+                heard = replication.heard_at - began >= _ASK_SECONDS
+                self._streamed = heard or time.monotonic() - began > _LONG_SECONDS
             self._writer.reset()
             replication.durable = self._writer.durable
             replication.stop()

@@ -51,6 +51,8 @@ class _Postponed:
     until: float
     bytes: int
     pause: float
+    rows: int
+    """How many were read by then."""
 
 
 class Syncer:
@@ -176,11 +178,14 @@ class Syncer:
                 self._postponed.pop(oid, None)
             self._failed(oid, error)
             return
+        state = self._tables.get(oid)
+        rows = 0 if state is None else state.rows_copied
         with self._lock:
             before = self._postponed.get(oid)
-            pause = _FIRST_PAUSE if before is None else min(before.pause * 2, _LONGEST_PAUSE)
-            self._postponed[oid] = _Postponed(time.monotonic() + pause, size, pause)
-        state = self._tables.get(oid)
+            # One that came on in between is interrupted for the first time again.
+            again = before is not None and rows <= before.rows
+            pause = min(before.pause * 2, _LONGEST_PAUSE) if before and again else _FIRST_PAUSE
+            self._postponed[oid] = _Postponed(time.monotonic() + pause, size, pause, rows)
         _logger.warning(
             "a copy was interrupted; going on soon",
             table=str(oid if state is None else state.name),

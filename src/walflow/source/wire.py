@@ -74,6 +74,8 @@ class Replication(Closing):
         self.reply_asked = False
         """Set when the server asked how far we are, as it does before it shuts down."""
         self.status_updates = 0
+        self.heard_at = 0.0
+        """When something last came in, by the monotonic clock."""
 
     def close(self) -> None:
         """End the connection at once. Repeats safely."""
@@ -192,12 +194,15 @@ class Replication(Closing):
                 raise stream.failure()
             self.keep_alive()
             now = time.monotonic()
+            if flowing:
+                self.heard_at = now
             if now >= deadline:
                 return stream.cut(partial=False)
             stream.wait(min(deadline - now, _STATUS_SECONDS), flowing=flowing)
 
     def _keepalive(self, end: Lsn, reply: bool) -> None:
         self.wal_end = end
+        self.heard_at = time.monotonic()
         if reply:
             self.reply_asked = True
             if self._transport is not None:
