@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import wait_for
@@ -140,22 +142,53 @@ def test_without_memory_log_and_destination_know(
 def test_a_store_that_was_deleted(spark: SparkSession, source: Database, tmp_path: Path) -> None:
     settings = settings_for(source, tmp_path)
     kept, copied = PositionedShelf(), Shelf()
-    with running(settings, spark, destination=kept):
+    with running(settings, spark, destination=kept), capture_logs() as lines:
         pass
+    assert warnings_of_loss(lines) == []
     for file in settings.log_folder.glob(f"{STATE_FILE}*"):
         file.unlink()
     source.execute("UPDATE a SET v = 'nobody noted it'")
-    with running(settings, spark, destination=kept) as pipeline:
+    with capture_logs() as lines, running(settings, spark, destination=kept) as pipeline:
         assert_equal(kept, source)
         wait_for(lambda: {n: phase_of(pipeline, n) for n in READY} == READY, WAIT)
     assert kept.copies == {A: 1, B: 1}
+    assert warnings_of_loss(lines) == []
     for file in settings.log_folder.glob(f"{STATE_FILE}*"):
         file.unlink()
     # A destination that knows no position: nobody knows how far it is.
     source.execute("DELETE FROM a WHERE id > 40")
-    with running(settings, spark, destination=copied):
+    with capture_logs() as lines, running(settings, spark, destination=copied):
         assert_equal(copied, source)
     assert copied.copies == {A: 1, B: 1}
+    (warning,) = warnings_of_loss(lines)
+    assert "the store knows of no table: all are copied" in warning["event"]
+
+
+def test_a_log_and_a_store_that_were_deleted_are_told_of(
+    spark: SparkSession, source: Database, tmp_path: Path
+) -> None:
+    settings, shelf = settings_for(source, tmp_path), PositionedShelf()
+    # A slot that somebody made beforehand is no loss.
+    slot = settings.slot
+    source.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    with capture_logs() as lines, running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    assert warnings_of_loss(lines) == []
+    shutil.rmtree(settings.log_folder)
+    source.execute("UPDATE a SET v = 'nobody noted it'")
+    with capture_logs() as lines, running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    assert shelf.copies == {A: 2, B: 2}
+    (warning,) = warnings_of_loss(lines)
+    assert warning["log_level"] == "warning"
+    for found in ("the slot is there", "destination has tables of this", "are copied again"):
+        assert found in warning["event"]
+    assert warning["tables"] == "public.a, public.b"
+    assert str(settings.log_folder) in warning["hint"]
+
+
+def warnings_of_loss(lines: Iterable[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    return [line for line in lines if line["event"].startswith("the slot is there")]
 
 
 def test_two_pipelines_in_one_store(spark: SparkSession, source: Database, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, Positioned
+from walflow.errors import DestinationForeign
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.tables import TableState
@@ -17,6 +18,8 @@ from walflow.states import TableReplicationState, stands_at
 from walflow.stores.base import SchemaStore
 
 __all__ = ["FirstStates"]
+
+_SHOWN = 20
 
 _logger = structlog.get_logger(__name__)
 
@@ -64,7 +67,7 @@ class FirstStates:
             return fresh
         if self.log.latest_schema(table.schema.oid) is None:
             return fresh  # never heard of
-        position = self.destination.applied(fresh.destination_schema)
+        position = self._applied(fresh)
         if position is None or not self.log.covers(table.schema.oid, position):
             return fresh
         # The form that the destination's table has is the last one before its position.
@@ -77,6 +80,43 @@ class FirstStates:
             position=str(position),
         )
         return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)
+
+    def warn_of_loss(self, states: Collection[TableState]) -> None:
+        """The slot was there before, and these tables are all that there are, but the store knew
+        none of them. Say so if some are copied that the destination has: whoever lost the store and
+        the log would otherwise see no more than a long first copy."""
+        new = [state for state in states if state.phase is Phase.INIT]
+        if not new:
+            return
+        hint = (
+            f"If the store or the log's folder ({self.log.folder}) was removed, or another one was "
+            "meant (--name, --log, store.uri), stop now, and put it back or name it: with it, only "
+            "tables that have changed since are copied."
+        )
+        if not isinstance(self.destination, Positioned):
+            _logger.warning(
+                "the slot is there, but the store knows of no table: all are copied, also what "
+                "the destination has",
+                tables=len(new),
+                hint=hint,
+            )
+            return
+        there = [str(state.name) for state in new if self._applied(state) is not None]
+        if there:
+            more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+            _logger.warning(
+                "the slot is there, and the destination has tables of this pipeline, but the "
+                "change log and the store know nothing of them: they are copied again",
+                tables=f"{', '.join(there[:_SHOWN])}{more}",
+                hint=hint,
+            )
+
+    def _applied(self, state: TableState) -> Lsn | None:
+        assert isinstance(self.destination, Positioned)
+        try:
+            return self.destination.applied(state.destination_schema)
+        except DestinationForeign:
+            return None  # its copy meets it again, and sets this one table aside
 
     def fresh(self, table: PublishedTable) -> TableState:
         """Of a table that has to be copied."""

@@ -108,7 +108,10 @@ class Joiner:
             )
         new = [table for oid, table in published.items() if oid not in stored]
         known = frozenset(mapped.values())
-        self._tables.add(*(self._first.unknown(table, known, new_slot=new_slot) for table in new))
+        unknown = [self._first.unknown(table, known, new_slot=new_slot) for table in new]
+        if not (new_slot or stored):
+            self._first.warn_of_loss(unknown)
+        self._tables.add(*unknown)
         self._drop_used_copies()
         outgrown = published.keys() & stored.keys() if new_slot else ()
         with self._lock:
