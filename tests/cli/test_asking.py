@@ -104,14 +104,21 @@ def test_all_that_are_set_aside(
 
 
 def test_none_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.cli.stored import put_table
+    from tests.cli.stored import an_error, put_table
     from walflow.model import Phase
+    from walflow.states import RetryKind
 
     with opened(tmp_path / "log") as store:
         put_table(store, 1, "public.orders", Phase.READY)
         ask(tmp_path / "log", "retry", "--all-errored")
         assert store.open_requests() == []
-    assert capsys.readouterr().out == "No table is set aside.\n"
+        assert capsys.readouterr().out == "No table is set aside.\n"
+        error = an_error(RetryKind.TIMED)
+        put_table(store, 2, "public.tried", Phase.CATCHUP, attempts=1, error=error)
+        ask(tmp_path / "log", "retry", "--all-errored")
+        assert store.open_requests() == []
+    told = capsys.readouterr().out
+    assert told == "No table is set aside; being tried again just now: public.tried.\n"
 
 
 def test_a_pipeline_that_does_not_run_does_it_later_and_once(

@@ -120,7 +120,9 @@ def _ask(
             known = {state.table for state in states}
             wanted = list(dict.fromkeys(find_table(table, known) for table in tables))
         if not wanted:
-            click.echo("No table is set aside.")
+            tried = sorted(str(state.table) for state in states if state.error is not None)
+            also = f"; being tried again just now: {', '.join(tried)}" if tried else ""
+            click.echo(f"No table is set aside{also}.")
             return 0
         asked = _put(store, Action(verb), wanted)
         seconds = 0.0 if no_wait else wait
