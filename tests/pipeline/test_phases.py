@@ -22,6 +22,7 @@ from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.phases import MOVES, check_move, resumed
 from walflow.pipeline.retrying import Retries, is_of_the_source
 from walflow.pipeline.status import PipelineStatus
+from walflow.pipeline.syncing import Postponed, next_pause
 from walflow.pipeline.tables import Tables, TableState
 from walflow.states import RetryKind, TableReplicationState, stands_at
 from walflow.stores.memory import MemoryStore
@@ -247,6 +248,21 @@ def test_trouble_of_the_source_is_no_tables_fault() -> None:
     assert is_of_the_source(ConnectionLost("gone"))
     assert not is_of_the_source(DestinationError("gone"))
     assert not is_of_the_source(ValueError("gone"))
+
+
+def test_a_copy_that_came_on_is_interrupted_for_the_first_time_again() -> None:
+    def interrupted_at(*rows: int) -> list[float]:
+        before, pauses = None, []
+        for count in rows:
+            pauses.append(next_pause(before, count))
+            before = Postponed(until=0.0, bytes=0, pause=pauses[-1], rows=count)
+        return pauses
+
+    assert interrupted_at(0, 0, 0, 0) == [0.5, 1, 2, 4]
+    assert interrupted_at(10, 10, 10, 500, 500) == [0.5, 1, 2, 0.5, 1]
+    # One that had to start over has not come on.
+    assert interrupted_at(500, 10, 10) == [0.5, 1, 2]
+    assert interrupted_at(*[7] * 20)[-1] == 30
 
 
 def test_rolling_back_goes_through_the_history() -> None:

@@ -31,7 +31,7 @@ from walflow.stores.base import SchemaStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SYNCED_PHASES", "Syncer"]
+__all__ = ["SYNCED_PHASES", "Postponed", "Syncer", "next_pause"]
 
 SYNCED_PHASES = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.FINISHED_COPY})
 """The phases that are the syncer's work."""
@@ -45,7 +45,7 @@ _logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Postponed:
+class Postponed:
     """The source was in trouble: nobody's fault, so it is tried again for as long as it takes."""
 
     until: float
@@ -53,6 +53,14 @@ class _Postponed:
     pause: float
     rows: int
     """How many were read by then."""
+
+
+def next_pause(before: Postponed | None, rows: int) -> float:
+    """How long a copy waits that was interrupted when so many rows had been read."""
+    # One that came on in between is interrupted for the first time again.
+    if before is None or rows > before.rows:
+        return _FIRST_PAUSE
+    return min(before.pause * 2, _LONGEST_PAUSE)
 
 
 class Syncer:
@@ -94,7 +102,7 @@ class Syncer:
         """What is being worked on, and how to have that broken off."""
         self._handed_over: set[int] = set()
         """Those of the running ones that need the source no more."""
-        self._postponed: dict[int, _Postponed] = {}
+        self._postponed: dict[int, Postponed] = {}
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="walflow-sync")
 
     def put(self, oid: int, size: int = 0) -> None:
@@ -181,11 +189,8 @@ class Syncer:
         state = self._tables.get(oid)
         rows = 0 if state is None else state.rows_copied
         with self._lock:
-            before = self._postponed.get(oid)
-            # One that came on in between is interrupted for the first time again.
-            again = before is not None and rows <= before.rows
-            pause = min(before.pause * 2, _LONGEST_PAUSE) if before and again else _FIRST_PAUSE
-            self._postponed[oid] = _Postponed(time.monotonic() + pause, size, pause, rows)
+            pause = next_pause(self._postponed.get(oid), rows)
+            self._postponed[oid] = Postponed(time.monotonic() + pause, size, pause, rows)
         _logger.warning(
             "a copy was interrupted; going on soon",
             table=str(oid if state is None else state.name),
