@@ -279,8 +279,8 @@ def has(source: Source, id: int) -> bool:
 
 
 def test_an_ordinary_round_does_not_read_the_base(lake: Lake) -> None:
-    """It cannot: there is nothing left of the base's rows, nor of what lists them. (Which version the
-    base has is looked at.)"""
+    """It cannot: there is nothing left of the base's rows, nor of what lists them. (It is looked
+    which version the base has.)"""
     base = lake.warehouse / "public" / "t__base"
     (away := lake.warehouse.parent / "away").mkdir()
     moved = [base / "data", *base.glob("metadata/*.avro")]
