@@ -150,7 +150,7 @@ def test_positions_as_text_and_as_numbers(database: Database, spark: SparkSessio
         number = int(Lsn.parse(text))
         written = in_postgres.replace("0/26F1840", text).replace("40835136", str(number))
         assert database.execute(written) == [(text, number)]
-        one = f"(SELECT {number} AS _LSN)"
+        one = f"(SELECT CAST({number} AS BIGINT) AS _LSN)"
         written = in_spark.replace("0/26F1840", text).replace("lake.public.orders", one)
         assert [tuple(row) for row in spark.sql(written.rstrip("\n;")).collect()] == [
             (text, number)
