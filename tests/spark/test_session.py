@@ -96,9 +96,10 @@ def test_a_jvm_that_does_not_start_says_why() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False
     )
-    last = ran.stderr.strip().splitlines()[-1]
-    assert last.startswith("walflow.errors.SparkError: the JVM did not start")
-    assert "MaxDirectMemorySize" in last
+    message, hint = ran.stderr.strip().splitlines()[-2:]
+    assert message.startswith("walflow.errors.SparkError: the JVM did not start")
+    assert "MaxDirectMemorySize" in message
+    assert hint.startswith("What to do: Run again with --debug")
 
 
 SECRET = "hunter2hunter2"
