@@ -226,10 +226,9 @@ def test_speed_is_that_of_the_last_seconds() -> None:
     assert 0 < later.changes_per_second <= 600
 
 
-def test_the_speed_of_a_copy_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_of_a_copy_and_the_time_that_is_left() -> None:
     now = 100.0
-    monkeypatch.setattr("walflow.cli.progress.time.monotonic", lambda: now)
-    meter = Meter()
+    meter = Meter(lambda: now)
 
     def measured(rows: int, phase: Phase = Phase.DATA_SYNC) -> TableProgress:
         copy = state("orders", phase, 0, rows_expected=1000, rows_copied=rows)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,7 +48,12 @@ class Shop:
     """Two tables; ``freshness`` is that of the second."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, upkeep: UpkeepPlan, freshness: Freshness = "merge"
+        self,
+        spark: SparkSession,
+        folder: Path,
+        upkeep: UpkeepPlan,
+        freshness: Freshness = "merge",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.spark = spark
         self.sources = []
@@ -59,7 +64,12 @@ class Shop:
         self.format = IcebergFormat(str(folder / "lake"))
         plans = {TableName("public", "lines"): TablePlan(freshness=freshness)}
         self.destination = LakeDestination(
-            spark, self.format, OWNER, lambda name: plans.get(name, TablePlan()), upkeep=upkeep
+            spark,
+            self.format,
+            OWNER,
+            lambda name: plans.get(name, TablePlan()),
+            upkeep=upkeep,
+            clock=clock,
         )
         self.reader = reading_session(spark, folder / "lake")
         for source in self.sources:
@@ -173,10 +183,8 @@ def test_pictures_that_are_past_go_and_their_versions_too(
     monkeypatch.setattr("walflow.destinations.lake.pictures._TIDY_EVERY", 3)
     # It must not depend on how long things take here.
     hours = 0
-    later = SimpleNamespace(time=lambda: time.time() + hours * HOUR)
-    monkeypatch.setattr("walflow.destinations.lake.pictures.time", later)
-    monkeypatch.setattr("walflow.destinations.lake.maintenance.time", later)
-    shop = Shop(spark, tmp_path, UpkeepPlan(small_files=2, keep_seconds=HOUR, keep_versions=1))
+    upkeep = UpkeepPlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
+    shop = Shop(spark, tmp_path, upkeep, clock=lambda: time.time() + hours * HOUR)
     for number in range(1, 4):
         shop.round(number)
         shop.record()

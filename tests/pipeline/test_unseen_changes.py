@@ -19,18 +19,12 @@ from tests.pipeline.shelf import PositionedShelf
 from walflow.config import Settings
 from walflow.errors import DestinationError, SlotLost
 from walflow.model import Phase, TableName
-from walflow.pipeline import joining
 from walflow.stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.5)
 
 
 def make(database: Database, *tables: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from walflow.model import Lsn, Phase, TableName
@@ -124,12 +125,13 @@ class _Sample:
 class Meter:
     """Makes progress from statuses that are given to it a few times a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._samples: deque[_Sample] = deque()
 
     def measure(self, status: PipelineStatus) -> Progress:
         now = _Sample(
-            time.monotonic(),
+            self._clock(),
             {state.name: state.changes_applied for state in status.tables},
             {s.name: s.rows_copied for s in status.tables if s.phase is Phase.DATA_SYNC},
         )

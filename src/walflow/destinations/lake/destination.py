@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ class LakeDestination:
         upkeep: UpkeepPlan | None = None,
         noted: NotedPictures | None = None,
         workers: int = 4,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """``plan`` says what is wanted of a table, by the destination's name; ``noted``: where
         pictures are noted, too; ``workers``: how many tables of one call are written at once."""
@@ -80,7 +82,8 @@ class LakeDestination:
         self._plan = plan
         self._upkeep = upkeep or UpkeepPlan()
         self._schedule = Schedule(self._upkeep)
-        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds, noted)
+        self._clock = clock
+        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds, noted, clock)
         self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
@@ -353,7 +356,9 @@ class LakeDestination:
                 is_base = parts is not None and name == parts.base
                 needed = partial(self._pictures.needed, spark, table.name, base=is_base)
                 with self._format.stamped(spark, stamp):
-                    look_after(spark, self._format, name, self._upkeep, due, needed, stamp)
+                    look_after(
+                        spark, self._format, name, self._upkeep, due, needed, stamp, self._clock()
+                    )
 
     def record_progress(self, picture: Picture) -> bool:
         """See KeepsProgress."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -102,8 +102,10 @@ class Pictures:
         owner: Owner,
         keep_seconds: float,
         noted: NotedPictures | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """``noted``: where else they are written down."""
+        self._clock = clock
         self._noted = noted
         self._format = format
         self._owner = owner
@@ -128,7 +130,7 @@ class Pictures:
         self._make(spark)
         if (tables := self._kept_tables(spark, picture, viewed)) is None:
             return False
-        now = time.time()
+        now = self._clock()
         until = now + self._keeping.seconds(now)
         rows = _rows(picture, tables, now, until)
         columnar = self._format.columnar(spark)
@@ -214,11 +216,11 @@ class Pictures:
             self._noted.tidy()
         spark.sql(
             f"DELETE FROM {self._format.identifier(self.name)}"
-            f" WHERE kept_until <= {_moment(time.time())}"
+            f" WHERE kept_until <= {_moment(self._clock())}"
         )
         due = Due(compact=True, remove_orphans=False)
         stamp = Stamp(self._owner, Lsn(0))
-        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: (), stamp)
+        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: (), stamp, self._clock())
 
     # Reading.
 
@@ -269,7 +271,7 @@ class Pictures:
         identifier = self._format.identifier(self.name)
         # The newest one is of the tables as they are, for as long as nothing happens to them.
         return spark.table(identifier).where(
-            f"kept_until > {_moment(time.time())}"
+            f"kept_until > {_moment(self._clock())}"
             f" OR recorded_at = (SELECT max(recorded_at) FROM {identifier})"
         )
 
