@@ -11,8 +11,11 @@ from collections.abc import Collection, Sequence
 
 __all__ = ["Pace"]
 
-_FIRST_BYTES_A_SECOND = 1_600_000
-"""Of the log's files: less than any destination here is known to take."""
+_FIRST_BYTES_A_SECOND = 400_000
+"""Of the log's files: less than any destination here is known to take, so that a process that is
+ended again and again gets on with its first batch."""
+_TINY_SHARE = 1 / 16
+"""How long a batch took that was smaller than this part of the first guess is not due to its size."""
 _GROWTH = 4
 """A batch is at most so many times larger than those that are known."""
 _FIXED_SHARE = 4
@@ -48,6 +51,8 @@ class Pace:
         if not self._batches:
             return self._first
         largest = max(size for size, _ in self._batches)
+        if largest < self._first * _TINY_SHARE:
+            return self._first
         fixed, each = _costs(self._batches)
         useful = max(self._seconds - fixed, (_FIXED_SHARE - 1) * fixed)
         fits = useful / each if each else float("inf")
