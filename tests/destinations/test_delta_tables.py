@@ -140,7 +140,7 @@ def test_columns_that_differ_by_case_alone_are_refused(
 def test_columns_with_names_of_deltas_own_are_refused(
     tmp_path: Path, destination: LakeDestination, warehouse: Path
 ) -> None:
-    for name in ("_metadata", "_ROW_ID_"):
+    for name in ("_metadata", "filePath"):
         schema = make_schema({"id": "int", name: "string"}, ["id"])
         source = Source(schema, tmp_path)
         with pytest.raises(DestinationError, match=f"column {name}, a name that Delta") as refused:

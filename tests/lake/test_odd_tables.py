@@ -232,7 +232,7 @@ def test_values_that_are_equal_and_not_the_same_in_every_mode(
 def names_of_ours() -> list[str]:
     """What our own queries call columns, tables and variables, as far as a source may have it."""
     folder = Path(walflow.__file__).parent
-    found = {"t", "s", "c", "k", "n", "x", "key", "value", "element", "file", "path", "rowIndexCol"}
+    found = {"t", "s", "c", "k", "n", "x", "key", "value", "element", "file", "path"}
     for part in ("spark", "destinations/lake", "destinations/iceberg", "destinations/delta"):
         for file in (folder / part).rglob("*.py"):
             text = file.read_text()
@@ -267,8 +267,8 @@ _TYPES = {
 def named_story(
     table: str, names: list[str], key: tuple[str, ...], plan: str | None, rows: str = ALL_ROWS
 ) -> Story:
-    types = dict.fromkeys(key, "int")
-    for place, name in enumerate(name for name in names if name not in key):
+    types = dict.fromkeys(key or ("t",), "int")
+    for place, name in enumerate([name for name in names if name not in types]):
         types[name] = list(_TYPES)[place % len(_TYPES)]
     own = {name: quote_identifier(name) for name in types}
     toasted = [name for name, kind in types.items() if kind == "text"][::2]
@@ -346,6 +346,21 @@ WITHOUT_COLUMNS = (
     tell(("--", BARE, "--", "TRUNCATE @", "INSERT INTO @ DEFAULT VALUES"), "emptied", columns=""),
     tell(_BARE_STATEMENTS, "nothing_soft", "soft_delete", NOT_DELETED, columns=""),
     tell((BARE, "--", BARE, "--", BARE), "nothing_history", "history", columns=""),
+    tell(
+        (
+            "ALTER TABLE @ REPLICA IDENTITY FULL",
+            "INSERT INTO @ VALUES (1), (2), (3)",
+            "--",
+            "DELETE FROM @ WHERE t = 1",
+            "ALTER TABLE @ DROP COLUMN t",
+            "INSERT INTO @ DEFAULT VALUES",
+            "--",
+            "DELETE FROM @ WHERE ctid = (SELECT min(ctid) FROM @)",
+            "INSERT INTO @ SELECT FROM generate_series(1, 3)",
+        ),
+        "nothing_left",
+        columns="t int",
+    ),
     # Its columns come and go.
     tell(
         (

@@ -54,6 +54,8 @@ RESERVED_COLUMNS = frozenset(
         "_base",
         "_base_exact",
         "_EXACT",
+        # Spark's own name for the number of a row in a Parquet file, where it is asked for.
+        "_tmp_metadata_row_index",
         # Iceberg's metadata columns: a table that has one cannot be scanned.
         "_file",
         "_pos",

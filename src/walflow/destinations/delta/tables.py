@@ -101,6 +101,9 @@ _OWN_COLUMNS = frozenset(
         "_source_row_present_",
         "_target_row_index_",
         "_target_row_present_",
+        "deletionVectorId",
+        "filePath",
+        "rowIndexCol",
     }
 )
 """What its MERGE calls what it needs to know of a row."""
@@ -131,7 +134,7 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
 
 def check_names(table: TableName, columns: Sequence[str]) -> None:
     """DestinationError if Delta takes two of the columns for the same, or one for its own."""
-    if taken := sorted({name for name in columns if name.lower() in _OWN_COLUMNS}):
+    if taken := sorted({name for name in columns if name in _OWN_COLUMNS}):
         raise DestinationError(
             f"{table} has a column {', '.join(taken)}, a name that Delta needs for itself",
             hint="Rename it at the source, leave it out of the publication with a column list, or "

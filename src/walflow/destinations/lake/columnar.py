@@ -133,9 +133,9 @@ def _settled(table: pa.Table, changes: TableChanges) -> ColumnarChanges:
     key = list(changes.schema.key)
     keys, moments = table.select(key), _moments(table)
     if changes.stats.key_changes:
-        left = _departures(table, moments, key)
-        keys = pa.concat_tables([keys, left.select(key)])
-        moments = np.concatenate([moments, left["_moment"].to_numpy()])
+        left, when = _departures(table, moments, key)
+        keys = pa.concat_tables([keys, left])
+        moments = np.concatenate([moments, when])
     codes = _codes(keys)
     last = _last_of_each(codes, moments)
     moment = np.sort(moments[last])
@@ -226,8 +226,10 @@ def _numbered(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _departures(table: pa.Table, moments: npt.NDArray[np.int64], key: Sequence[str]) -> pa.Table:
-    """The keys that rows left for another one, or for the same."""
+def _departures(
+    table: pa.Table, moments: npt.NDArray[np.int64], key: Sequence[str]
+) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    """The keys that rows left for another one, or for the same, and when."""
     updated = pc.equal(table["_change_type"], ChangeType.UPDATE.value)
     moved = pc.and_(updated, pc.is_valid(table["_old"])).combine_chunks()
     old = table["_old"].combine_chunks().filter(moved)
@@ -236,8 +238,7 @@ def _departures(table: pa.Table, moments: npt.NDArray[np.int64], key: Sequence[s
         pc.struct_field(old, [old.type.get_field_index(name)]).cast(table.schema.field(name).type)
         for name in key
     ]
-    left = moments[moved.to_numpy(zero_copy_only=False)] - 1
-    return pa.table([*columns, pa.array(left)], names=[*key, "_moment"])
+    return pa.table(columns, names=list(key)), moments[moved.to_numpy(zero_copy_only=False)] - 1
 
 
 def _rows(table: pa.Table, changes: TableChanges) -> pa.Table:

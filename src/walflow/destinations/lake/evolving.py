@@ -33,6 +33,7 @@ from walflow.destinations.lake.forms import (
 )
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.evolution import Evolution, NotFollowed
+from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.forms import missing_value
 from walflow.spark.identities import may_be_inexact
 from walflow.spark.names import literal, quoted
@@ -60,6 +61,9 @@ def change_form(
     change = _Change(spark, format, form, evolution, _names(form, evolution, stored))
     stamp = None if stored.position is None else Stamp(owner, stored.position, stored.position)
     with nullcontext() if stamp is None else format.stamped(spark, stamp):
+        if form.exact and EXACT not in stored.columns:
+            # The source's table loses its last column, and a table of a lake has one at least.
+            format.add_column(spark, form.name, EXACT, EXACT_TYPE)
         if not change.names.meant:
             change.move()
         change.complete()
