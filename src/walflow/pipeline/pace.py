@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 __all__ = ["Pace"]
 
 _FIRST_BYTES_A_SECOND = 400_000
-"""Of the log's files: less than any destination here is known to take, so that a process that is
-ended again and again gets on with its first batch."""
+"""Of the log's files: less than any destination here is known to take. A process that is ended
+again and again gets on with its first batch."""
 _TINY_SHARE = 1 / 16
 """How long a batch took that was smaller than this part of the first guess is not due to its size."""
 _GROWTH = 4
