@@ -15,7 +15,7 @@ _FIRST_BYTES_A_SECOND = 400_000
 """Of the log's files: less than any destination here is known to take. A process that is ended
 again and again gets on with its first batch."""
 _TINY_SHARE = 1 / 16
-"""How long a batch took that was smaller than this part of the first guess is not due to its size."""
+"""Of the first guess: how long a smaller batch took is not due to its size."""
 _GROWTH = 4
 """A batch is at most so many times larger than those that are known."""
 _FIXED_SHARE = 4
