@@ -40,9 +40,10 @@ def _no_failpoints_left() -> Iterator[None]:
 
 def make(database: Database, *tables: str, columns: str = "id int PRIMARY KEY, v text") -> None:
     for table in tables:
+        # At once: one that is noticed while it is empty is copied before its rows come.
         database.execute(
-            f"CREATE TABLE {table} ({columns})",
-            f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 5) i",
+            f"BEGIN; CREATE TABLE {table} ({columns});"
+            f" INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 5) i; COMMIT",
         )
 
 
