@@ -244,7 +244,7 @@ def remove_leftovers(settings: Settings) -> None:
     it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
     must be closed."""
     file = settings.log_folder / STATE_FILE
-    if not (settings.log_folder / HEAD).exists():
+    if is_there(settings.log_folder) and not is_there(settings.log_folder / HEAD):
         forget(settings.log_folder)
     if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
