@@ -81,7 +81,8 @@ def test_files_with_and_without_exact_texts(
     plain = source.copy_file()
     rows = list(source.rows)
     source.rows = [{**rows[1], "id": 9, "n": Inexact(None, "NaN")}]
-    destination.adopt_files(ALL_TYPES, [plain, source.copy_file(exact=True)], Lsn(1), exact=True)
+    files = [plain, source.copy_file(exact=True)]
+    destination.adopt_files(ALL_TYPES, files, source.position, exact=True)
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), [*rows, *source.rows])
     with source.transaction():
         source.update(source.rows[0], t="after", unsent=["n"])

@@ -357,7 +357,7 @@ class LakeDestination:
                 needed = partial(self._pictures.needed, spark, table.name, base=is_base)
                 with self._format.stamped(spark, stamp):
                     look_after(
-                        spark, self._format, name, self._upkeep, due, needed, stamp, self._clock()
+                        spark, self._format, name, self._upkeep, due, needed, stamp, self._clock
                     )
 
     def record_progress(self, picture: Picture) -> bool:

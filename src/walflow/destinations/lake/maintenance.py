@@ -129,7 +129,7 @@ def look_after(
     due: Due,
     needed: Callable[[], Collection[int]],
     stamp: Stamp,
-    now: float,
+    clock: Callable[[], float],
 ) -> None:
     """Do what is due. The session stamps what it commits; ``needed`` says which versions
     others need."""
@@ -142,7 +142,7 @@ def look_after(
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
     if len(versions) > upkeep.keep_versions:
-        gone = given_up(versions, now, upkeep, needed())
+        gone = given_up(versions, clock(), upkeep, needed())
         if gone:
             format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
     if due.remove_orphans:

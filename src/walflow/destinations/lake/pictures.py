@@ -220,7 +220,7 @@ class Pictures:
         )
         due = Due(compact=True, remove_orphans=False)
         stamp = Stamp(self._owner, Lsn(0))
-        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: (), stamp, self._clock())
+        look_after(spark, self._format, self.name, _UPKEEP, due, lambda: (), stamp, self._clock)
 
     # Reading.
 
