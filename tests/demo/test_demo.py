@@ -56,6 +56,7 @@ def test_the_demo_ends_equal_and_says_how_to_query() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_damaged_row_is_named_and_the_exit_code_is_1() -> None:
     with new_room() as room:
         ran = room.run(*SHORT, "--json", "--damage", "--folder", room.path / "kept")

@@ -58,6 +58,7 @@ class TestIceberg(DestinationContract):
         return lambda table: stored_rows(session, table)
 
 
+@pytest.mark.long
 class TestDelta(DestinationContract):
     keeps_exact = True
 

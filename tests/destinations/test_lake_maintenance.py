@@ -168,6 +168,7 @@ class Lake:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_rounds_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -477,6 +477,7 @@ def _take(source: NotedSource, step: Step) -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@pytest.mark.long
 def test_whatever_happens(lake: Lake, mode: Mode, done: list[list[Step]], every: int) -> None:
     told = begun(lake, KEYED, mode, f"any{next(_numbers)}")
     for number, transaction in enumerate(done, 1):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.destinations.pairs import FORMATS, KEYED, Pair
+from tests.destinations.pairs import KEYED, Pair
 from tests.destinations.reference import make_schema
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg.columnar.tables import ColumnarTables
@@ -79,35 +79,30 @@ class Room:
         self.pair.check()
 
 
-@pytest.fixture(params=FORMATS)
-def lake_format(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(params=["columns", "spark"])
-def engine(request: pytest.FixtureRequest, lake_format: str, monkeypatch: Any) -> str:
-    engine: str = request.param
-    if engine == "spark":
-        if lake_format == "iceberg":
-            monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
-    elif lake_format != "iceberg":
-        pytest.skip("only Iceberg's tables are written in columns")
-    return engine
-
-
-@pytest.fixture(params=[KEYED, KEYLESS], ids=["keyed", "keyless"])
-def schema(request: pytest.FixtureRequest, engine: str) -> TableSchema:
-    schema: TableSchema = request.param
-    if engine == "columns" and not schema.key:
-        pytest.skip("tables without a key are left to Spark")
-    return schema
+# Only tables of Iceberg that have a key are written in columns.
+every_way = pytest.mark.parametrize(
+    ("lake_format", "engine", "schema"),
+    [
+        pytest.param("iceberg", "columns", KEYED, id="iceberg-columns-keyed"),
+        pytest.param("iceberg", "spark", KEYED, id="iceberg-spark-keyed"),
+        pytest.param("iceberg", "spark", KEYLESS, id="iceberg-spark-keyless"),
+        pytest.param("delta", "spark", KEYED, id="delta-keyed", marks=pytest.mark.long),
+        pytest.param("delta", "spark", KEYLESS, id="delta-keyless", marks=pytest.mark.long),
+    ],
+)
 
 
 @pytest.fixture
 def room(
-    spark: SparkSession, tmp_path: Path, lake_format: str, engine: str, schema: TableSchema
+    spark: SparkSession,
+    tmp_path: Path,
+    lake_format: str,
+    engine: str,
+    schema: TableSchema,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Room]:
+    if engine == "spark":
+        monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
     pair = Pair(spark, tmp_path, schema, lake_format)
     with pair.source.transaction():
         for number in range(1, 4):
@@ -123,6 +118,7 @@ def room(
 
 
 @spark_needed
+@every_way
 def test_a_table_that_was_set_back_is_gone_on_with_from_where_it_is(room: Room) -> None:
     room.set_back(2)
     room.events.append(room.change("afterwards"))
@@ -140,11 +136,12 @@ def test_a_table_that_was_set_back_is_gone_on_with_from_where_it_is(room: Room) 
 
 
 @spark_needed
+@every_way
 def test_what_happens_while_a_batch_is_written_is_seen(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is where the batch begins, is asked, and is set back only then."""
-    moved = _once_looked_at(monkeypatch, room.pair.destination, lambda: room.set_back(2))
+    moved = _once_looked_at(monkeypatch, room.pair.destination, lambda: room.set_back(3))
     room.events.append(room.change("in between"))
     with pytest.raises(TableMoved):
         room.write(room.events[-1])
@@ -164,8 +161,9 @@ def test_what_happens_while_a_batch_is_written_is_seen(
 
 
 @spark_needed
-@pytest.mark.parametrize(("engine", "schema"), [("columns", KEYED)], indirect=True)
-@pytest.mark.parametrize("lake_format", ["iceberg"], indirect=True)
+@pytest.mark.parametrize(
+    ("lake_format", "engine", "schema"), [("iceberg", "columns", KEYED)], ids=["columns"]
+)
 def test_a_table_that_was_made_anew(room: Room) -> None:
     pair, event = room.pair, room.change("to nobody")
     columns = "id bigint, a string, b string, n int"
@@ -184,8 +182,9 @@ def test_a_table_that_was_made_anew(room: Room) -> None:
 
 
 @spark_needed
-@pytest.mark.parametrize(("engine", "schema"), [("spark", KEYED)], indirect=True)
-@pytest.mark.parametrize("lake_format", ["delta"], indirect=True)
+@pytest.mark.parametrize(
+    ("lake_format", "engine", "schema"), [("delta", "spark", KEYED)], ids=["delta"]
+)
 def test_columns_of_then(room: Room) -> None:
     """Delta brings back the columns, too."""
     before = room.pair.source.schema

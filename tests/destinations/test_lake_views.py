@@ -196,7 +196,14 @@ def nothing(source: Source) -> None:
 ROUNDS = (insert_update_delete, all_on_one_key, unsent, nothing, keys_change, truncate)
 
 
-@pytest.mark.parametrize("way", ["folders", "by SQL alone", "merge"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("folders", marks=pytest.mark.long),
+        pytest.param("by SQL alone", marks=pytest.mark.long),
+        "merge",
+    ],
+)
 def test_every_kind_of_round_is_one_commit(
     spark: SparkSession, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +248,7 @@ def test_a_catalog_that_keeps_views(kept: Lake) -> None:
     assert kept.destination.applied(KEYED) is None
 
 
+@pytest.mark.long
 def test_rounds_at_random_equal_the_source(lake: Lake) -> None:
     random_number = random.Random(20261115)
     source = lake.source

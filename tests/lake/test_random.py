@@ -28,7 +28,7 @@ from walflow.pipeline.pipeline import Pipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 FIRST = int(os.environ.get("WALFLOW_TEST_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("WALFLOW_TEST_SEEDS", "1")))
@@ -50,7 +50,6 @@ FAILPOINTS = (
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("lake_format", ["iceberg", pytest.param("delta", marks=pytest.mark.long)])
 def test_at_random(
     spark: SparkSession,
     database: Database,

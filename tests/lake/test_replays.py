@@ -183,8 +183,6 @@ def test_rounds_that_come_again(room: Room) -> None:
     assert {table: room.state(table) for table in TABLES} == after
 
 
-# Delta's own steps are few: the same ones, and each takes seconds.
-@pytest.mark.parametrize("lake_format", ["iceberg", pytest.param("delta", marks=pytest.mark.long)])
 def test_a_crash_at_every_step_of_a_round(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.run(ROUNDS[0])
     new = room.run(ROUNDS[1], writes=False)

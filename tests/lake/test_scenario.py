@@ -65,9 +65,8 @@ WHERE kind <> 'delete' AND NOT EXISTS (
     ("lake_format", "group"),
     [
         *(("iceberg", group) for group in GROUPS),
-        ("delta", "net changes"),
         # Delta's own part in these is small, and it takes its time.
-        *(pytest.param("delta", group, marks=pytest.mark.long) for group in ("modes", "forms")),
+        *(pytest.param("delta", group, marks=pytest.mark.long) for group in GROUPS),
     ],
 )
 def test_every_case(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import Database
-from tests.lake.equality import Lake, Sought, assert_equal, format_of
+from tests.lake.equality import FORMATS, Lake, Sought, assert_equal, format_of
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT, catch_up, running, settings_for
 from walflow.model import Phase, TableName
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.parametrize("lake_format", FORMATS)
 def test_tables_that_are_set_back_lose_nothing(
     spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
 ) -> None:

@@ -85,6 +85,8 @@ class Chain:
         print(f"{failpoint}: killed after {process.seconds:.1f} s, {table or 'nothing'} is {phase}")
 
 
+# tests/cli/test_run.py has a quick one.
+@pytest.mark.long
 def test_in_a_copy_and_in_a_batch(spark: SparkSession, pipeline: Killable) -> None:
     chain = Chain(pipeline)
     with Writers(pipeline.database, seed=1):

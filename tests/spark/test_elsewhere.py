@@ -43,7 +43,8 @@ def run_program(*arguments: str) -> Any:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("cluster", marks=pytest.mark.long), "connect_server"]
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) for name in ("cluster", "connect_server")],
 )
 def server(request: pytest.FixtureRequest) -> StandaloneCluster | ConnectServer:
     found: StandaloneCluster | ConnectServer = request.getfixturevalue(request.param)
