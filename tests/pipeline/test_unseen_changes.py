@@ -212,7 +212,7 @@ def test_a_publication_that_was_made_again_is_a_lost_slot(
     slot, states = source.execute(SLOT), states_in(settings)
     source.execute(*MADE_AGAIN)
     with (
-        pytest.raises(SlotLost, match="dropped and made again") as lost,
+        pytest.raises(SlotLost, match="tables were followed by was dropped") as lost,
         running(settings, spark, destination=shelf),
     ):
         pass
@@ -267,3 +267,27 @@ def test_a_log_that_cannot_be_read_for_want_of_its_publication(
         )
     with running(other, spark, destination=shelf) as pipeline:
         assert_follows(pipeline, shelf, source, "a")
+
+
+def test_a_change_of_settings_is_not_called_a_publication_that_was_made_again(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    settings = settings_for(database, tmp_path)
+    make(database, "a")
+    database.execute("CREATE PUBLICATION walflow FOR TABLE a")
+    shelf = PositionedShelf()
+    with running(settings, spark, destination=shelf):
+        pass
+    database.execute("CREATE PUBLICATION another FOR TABLE a", "DROP PUBLICATION walflow")
+    other = settings_for(database, tmp_path, source__publication="another")
+    with pytest.raises(SlotLost) as lost, running(other, spark, destination=shelf):
+        pass
+    assert "followed by was dropped" in lost.value.message
+    assert '"another"' in lost.value.message
+    assert "made again" not in lost.value.message
+    other = settings_for(
+        database, tmp_path, source__publication="another", source__on_slot_lost="resync"
+    )
+    with running(other, spark, destination=shelf) as pipeline:
+        assert_follows(pipeline, shelf, database, "a")
+    assert shelf.copies[named("a")] == 2

@@ -165,16 +165,17 @@ def publication_loss(
     name: str, followed: Collection[str], existing: Collection[str]
 ) -> SlotLost | None:
     """How it came that changes are missing, if one of the publications that tables have been
-    ``followed`` by (oids) is not among those that there are; ``name``: of the one that is used.
+    ``followed`` by (oids) is not among those that there are; ``name``: of the one that is used,
+    which was made again, or which the settings name now.
 
-    What was changed while there was none is in no stream: up to Postgres 17 the server refuses to
-    read that part of its log at all, and later ones leave it out.
+    What was changed before that one was made is in no stream of it: up to Postgres 17 the server
+    refuses to read that part of its log at all, and later ones leave it out.
     """
     if set(followed) <= set(existing):
         return None
     return SlotLost(
-        f'The publication "{name}" was dropped and made again: what changed while there was none '
-        "was not published, and cannot be read any more.",
+        "The publication that the tables were followed by was dropped. Another one "
+        f'("{name}") does not have what changed before it was made: that cannot be read any more.',
         hint="Let the pipeline make a new slot and copy all tables again "
         "(source.on_slot_lost: resync).",
     )
