@@ -16,7 +16,7 @@ from walflow.errors import WalflowError
 from walflow.model import Phase
 from walflow.pipeline.known import KnownPipeline, known_pipelines
 from walflow.pipeline.process_marks import is_held, runs_here
-from walflow.stores import open_store, state_file
+from walflow.stores import open_store, state_file_is_there
 from walflow.units import iso_time
 
 __all__ = ["Listed", "listed"]
@@ -32,6 +32,8 @@ class Listed:
     tables: int | None = None
     """None: not known."""
     set_aside: int | None = None
+    failing: int | None = None
+    """Those that are set aside, and those that are tried again and have not succeeded yet."""
 
     @property
     def running(self) -> bool:
@@ -56,6 +58,7 @@ class Listed:
             "log": str(self.folder.absolute()),
             "tables": self.tables,
             "set_aside": self.set_aside,
+            "failing": self.failing,
         }
 
 
@@ -70,15 +73,16 @@ def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
     """None if the state is not in a file that is there."""
     if "store.uri" in known.left_out:
         return None
-    settings = _settings(folder, known)
-    if settings is None or (file := state_file(settings)) is None or not file.exists():
-        return None
     try:
+        settings = _settings(folder, known)
+        if not state_file_is_there(settings):
+            return None
         with closing(open_store(settings)) as store:
             states = store.get_table_replication_states().values()
             lease = store.get_lease()
     except WalflowError:
-        # Such as a file of a newer version: the others are to be listed all the same.
+        # Such as a file of a newer version, or in a folder that is closed to this user: the others
+        # are to be listed all the same.
         return None
     held = lease if is_held(lease) else None
     return Listed(
@@ -88,17 +92,15 @@ def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
         None if held is None else held.holder.host,
         len(states),
         sum(state.phase is Phase.ERRORED for state in states),
+        sum(state.error is not None for state in states),
     )
 
 
-def _settings(folder: Path, known: KnownPipeline) -> Settings | None:
+def _settings(folder: Path, known: KnownPipeline) -> Settings:
     """By which the store is found."""
     store = known.settings.get("store", {})
     said = {"name": known.name, "log.folder": str(folder.absolute()), "store": store}
-    try:
-        return load_settings(None, {**said, "source.uri": "", "destination.uri": ""}, {})
-    except WalflowError:
-        return None
+    return load_settings(None, {**said, "source.uri": "", "destination.uri": ""}, {})
 
 
 def _by_lock(folder: Path, known: KnownPipeline) -> Listed:

@@ -20,13 +20,14 @@ __all__ = ["list_pipelines"]
     "list",
     cls=HelpedCommand,
     epilog="Listed are the pipelines whose logs lie in ~/.walflow, or in the folders of --log. "
+    "A pipeline shows once it was started by this version of walflow or a newer one. "
     "Neither source nor destination nor Spark is asked. How many tables there are, and how many "
-    "are set aside, is known of pipelines whose state is in an SQLite file; of others, it is told "
-    "by the log's lock whether a process on this machine runs them.\n\n"
+    "fail, is known of pipelines whose state is in an SQLite file; of others, it is told by the "
+    "log's lock whether a process on this machine runs them.\n\n"
     "The object of --json: pipelines (pipeline, running, pid, host (of the process that runs it, "
     "or null), begun, started, stopped (null while it runs, or if it did not end in order), "
-    "source, destination, publication, slot, log, tables, set_aside (null if not known)). Keys are "
-    "only ever added.",
+    "source, destination, publication, slot, log, tables, set_aside, failing (those that are set "
+    "aside or tried again; all three null if not known)). Keys are only ever added.",
     examples=(
         "walflow list",
         "walflow list --log /srv/logs --json | jq '.pipelines[] | select(.running | not)'",
@@ -76,15 +77,20 @@ def _print(found: list[Listed]) -> None:
         if one.running:
             where = f"process {one.pid} on {one.host}"
             state = f"has been running for {human_seconds(now - known.started)} ({where})"
-        elif known.stopped is not None:
-            state = f"stopped {human_seconds(now - known.stopped)} ago"
         else:
-            state = "does not run; it was not ended in order"
+            # Without its state, nobody here knows whether another machine runs it.
+            here = " on this machine" if one.tables is None else ""
+            if known.stopped is not None:
+                state = f"stopped {human_seconds(now - known.stopped)} ago{here}"
+            else:
+                state = f"does not run{here}; it was not ended in order"
         click.echo(f"{click.style(known.name, bold=True)}  {state}")
         if one.tables is not None:
             aside = f", {one.set_aside} set aside" if one.set_aside else ""
+            tried = (one.failing or 0) - (one.set_aside or 0)
+            again = f", {tried} tried again after a failure" if tried else ""
             count = "1 table" if one.tables == 1 else f"{one.tables} tables"
-            click.echo(f"  {count}{aside}")
+            click.echo(f"  {count}{aside}{again}")
         click.echo(f"  from  {known.source}")
         click.echo(f"  to    {known.destination}")
         click.echo(f"  log   {one.folder}")
