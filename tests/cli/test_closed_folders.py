@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Room
+from walflow.config import load_settings
+from walflow.pipeline.known import remember
 
 # Root without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH is a user like any other.
 GIVE_UP_RIGHTS = """
@@ -36,12 +39,12 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def told(room: Room, *commands: list[str | Path]) -> list[str]:
+def told(room: Room, *commands: list[str | Path], **environment: str | Path) -> list[str]:
     """Exit code and words of each command."""
     ran = subprocess.run(
         [sys.executable, "-c", GIVE_UP_RIGHTS, "-c", PROGRAM],
         input="\n".join("\t".join(map(str, command)) for command in commands),
-        env=room.environment | {"COLUMNS": "1000"},
+        env=room.environment | {"COLUMNS": "1000"} | {k: str(v) for k, v in environment.items()},
         capture_output=True,
         text=True,
         timeout=180,
@@ -124,3 +127,56 @@ def test_a_log_whose_store_is_elsewhere(room: Room, closed: Path) -> None:
         if place.startswith("unseen"):
             assert "The change log" in line
             assert "Permission denied" in line
+
+
+def test_list_with_a_store_that_cannot_be_seen(room: Room, closed: Path) -> None:
+    stores = {"hidden": closed / "unseen" / "state.db", "shown": closed / "logs" / "state.db"}
+    for name, store in stores.items():
+        settings = load_settings(
+            None,
+            {
+                "name": name,
+                "source.uri": "postgresql://me@127.0.0.1:9/x",
+                "destination.uri": f"iceberg://{closed}/lake",
+                "log.folder": str(closed / "logs" / name),
+                "store.uri": f"sqlite:///{store}",
+            },
+            {},
+        )
+        settings.log_folder.mkdir(parents=True)
+        remember(settings.with_publication("p"), "7/x")
+    (line,) = told(room, ["list", "--log", closed / "logs"])
+    assert line.startswith("0 "), line
+    assert "hidden does not run on this machine" in line
+    assert "shown does not run" in line
+
+
+def test_a_file_or_a_folder_that_cannot_be_seen(room: Room, closed: Path) -> None:
+    ends = ["--from", "postgresql://me@127.0.0.1:9/x", "--to", f"iceberg://{closed}/lake"]
+    init, position, *demos = told(
+        room,
+        ["init", closed / "unseen" / "pipeline.yaml", *ends],
+        ["as-of", closed / "unseen" / "pipeline", *ends],
+        *(["demo", "--folder", closed / place] for place in ("unseen/lake", "seen/lake")),
+    )
+    # The database is asked first, and nobody listens there.
+    assert init.startswith("11 "), init
+    assert position.startswith("2 "), position
+    assert "is not a log position" in position
+    for line in demos:
+        assert line.startswith("2 "), line
+        assert re.search(r"The folder \S+ cannot be made: Permission denied\.", line), line
+        assert "Name another --folder" in line
+
+
+def test_a_cache_that_cannot_be_written(room: Room, closed: Path) -> None:
+    command: list[str | Path] = [
+        *("as-of", "--to", f"iceberg://{closed}/lake", "--log", closed / "unseen" / "log"),
+        *("--set", f"store.uri=sqlite:///{closed}/state.db"),
+    ]
+    for place in ("unseen", "seen"):
+        cache = closed / place / "cache"
+        (line,) = told(room, command, WALFLOW_CACHE=cache)
+        assert line.startswith("42 "), line
+        assert f"could not be fetched into {cache}/jars: Permission denied" in line
+        assert "WALFLOW_CACHE" in line

@@ -74,6 +74,23 @@ def test_a_java_that_spark_cannot_use_is_passed_over(
     assert find_java().version == 21
 
 
+def test_a_java_that_needs_a_script_where_none_can_be_put(
+    no_java: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java = fake_java(tmp_path / "home", "17")
+    java.write_text(
+        java.read_text().replace("#!/bin/sh\n", '#!/bin/sh\n[ "${1#--}" = "$1" ] || exit 1\n')
+    )
+    (tmp_path / "cache").touch()
+    no_java.setenv("JAVA_HOME", str(tmp_path / "home"))
+    no_java.setenv("WALFLOW_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(
+        JavaMissing, match=r"cannot be put into .*/cache/java/.*: Not a dir"
+    ) as told:
+        find_java()
+    assert "WALFLOW_CACHE" in told.value.hint
+
+
 def test_no_java_says_what_was_seen(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_java(tmp_path / "home", "11")
     no_java.setenv("JAVA_HOME", str(tmp_path / "home"))

@@ -13,6 +13,7 @@ import click
 from walflow.cli.debugging import debug_option, is_debug
 from walflow.cli.helping import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
+from walflow.paths import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -138,7 +139,7 @@ def _lsn(text: str) -> Lsn:
     if _NUMBER.fullmatch(text) is not None and int(text) < 1 << 63:
         return Lsn(int(text))
     if _LSN.fullmatch(text) is None:
-        is_file = Path(text).suffix in (".yaml", ".yml") or Path(text).is_file()
+        is_file = is_there(Path(text)) and Path(text).is_file()
         advice = f" A settings file is given with -f {shlex.quote(text)}." if is_file else ""
         raise click.UsageError(
             f"{text!r} is not a log position: one looks like 16/B374D848, or "

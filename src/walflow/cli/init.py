@@ -12,6 +12,7 @@ import click
 from walflow.cli.debugging import debug_option
 from walflow.cli.helping import HelpedCommand
 from walflow.errors import ConfigError, WalflowError
+from walflow.paths import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +91,7 @@ def init(
     from walflow.destinations.uris import check_uri
 
     printed = file == _STANDARD_OUTPUT
-    if not printed and file.exists() and not force:
+    if not printed and is_there(file) and not force:
         raise ConfigError(
             f"There is a file {file} already.",
             hint="Name another one, or write it anew with --force.",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from walflow.errors import ConfigError
-from walflow.paths import is_foreign_path
+from walflow.paths import is_foreign_path, is_there
 
 __all__ = ["DemoFolder", "demo_folder"]
 
@@ -52,19 +52,21 @@ def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
                 f"{wanted} is not a folder of this machine.", hint="Name another --folder."
             )
         path = wanted.absolute()
-        if path.is_dir() and any(path.iterdir()):
+    new = wanted is None or not is_there(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
             raise ConfigError(
                 f"The folder {path} is not empty.", hint="Name a new folder for the demo's tables."
             )
-    new = wanted is None or not path.exists()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
+        # Postgres runs under another account if we are root, and must get to its own folder in
+        # here.
+        path.chmod(path.stat().st_mode | 0o711)
     except OSError as error:
+        doing = "made" if new else "used"
         raise ConfigError(
-            f"The folder {path} cannot be made: {error.strerror}.", hint="Name another --folder."
+            f"The folder {path} cannot be {doing}: {error.strerror}.", hint="Name another --folder."
         ) from error
-    # Postgres runs under another account if we are root, and must get to its own folder in here.
-    path.chmod(path.stat().st_mode | 0o711)
     folder = DemoFolder(path, ours=new)
     try:
         yield folder

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from walflow.errors import JarsMissing
+from walflow.paths import is_there
 from walflow.spark.java import cache_folder, find_java
 
 __all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder", "missing_jars"]
@@ -69,7 +70,7 @@ def jar_folder() -> Path:
 def missing_jars(packages: Iterable[Package]) -> list[str]:
     """The names of those that ``find_jars`` would fetch."""
     names = [name for package in packages for name in package.jars]
-    return [name for name in names if not (jar_folder() / name).is_file()]
+    return [name for name in names if not is_there(jar_folder() / name)]
 
 
 def find_jars(packages: Iterable[Package], ivy_settings: Path | None = None) -> list[Path]:
@@ -83,16 +84,24 @@ def find_jars(packages: Iterable[Package], ivy_settings: Path | None = None) -> 
     for package in packages:
         wanted = [folder / name for name in package.jars]
         if not _all_there(wanted):
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / ".lock"):
-                if not _all_there(wanted):
-                    _fetch(package, folder, ivy_settings)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with _locked(folder / ".lock"):
+                    if not _all_there(wanted):
+                        _fetch(package, folder, ivy_settings)
+            except OSError as error:
+                raise JarsMissing(
+                    f"{package.coordinate} could not be fetched into {folder}: "
+                    f"{error.strerror or error}",
+                    hint="Give this user a folder to keep jars in: name one with WALFLOW_CACHE, "
+                    f"or give it the right to write to {folder}.",
+                ) from error
         jars += wanted
     return jars
 
 
 def _all_there(files: Iterable[Path]) -> bool:
-    return all(file.is_file() for file in files)
+    return all(is_there(file) for file in files)
 
 
 @contextmanager

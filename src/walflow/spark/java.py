@@ -112,11 +112,19 @@ def _home_without_vector_module(home: Path) -> Path:
         "done\n"
         f'exec {shlex.quote(str(home / "bin" / "java"))} "$@"\n'
     )
-    if not (executable.is_file() and executable.read_text() == script):
-        executable.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and moved, because another process may be starting it right now.
-        fresh = executable.with_name(f"java.{os.getpid()}")
-        fresh.write_text(script)
-        fresh.chmod(0o755)
-        fresh.replace(executable)
+    try:
+        if not (executable.is_file() and executable.read_text() == script):
+            executable.parent.mkdir(parents=True, exist_ok=True)
+            # Written aside and moved, because another process may be starting it right now.
+            fresh = executable.with_name(f"java.{os.getpid()}")
+            fresh.write_text(script)
+            fresh.chmod(0o755)
+            fresh.replace(executable)
+    except OSError as error:
+        raise JavaMissing(
+            f"the Java in {home} needs a script that cannot be put into {executable.parent}: "
+            f"{error.strerror}",
+            hint="Name a folder that this user may write to with WALFLOW_CACHE, or set JAVA_HOME "
+            "to a Java with all its modules.",
+        ) from error
     return executable.parent.parent

@@ -19,6 +19,7 @@ from pathlib import Path
 from walflow.destinations.base import Picture
 from walflow.destinations.lake.pictures import AsOf, KeptPicture, KeptTable
 from walflow.model import Lsn, TableName
+from walflow.paths import is_there
 
 __all__ = ["NotedPictures", "noted_as_of"]
 
@@ -56,7 +57,7 @@ class NotedPictures:
 
     def doubt(self, name: TableName) -> None:
         """What was noted of the table may no longer be there to be read."""
-        if self._file.exists():
+        if is_there(self._file):
             self._write(lambda file: file.execute(_DOUBT, [str(name)]))
 
     def tidy(self) -> None:
@@ -151,7 +152,7 @@ def noted_as_of(
 ) -> AsOf | None:
     """The newest picture that is noted, or the newest one up to the position or the time; None:
     nothing is known of such a one. A query is None if it is doubtful."""
-    if not file.exists():
+    if not is_there(file):
         return None
     try:
         # Not to be made by who only looks; and it may be on a disk that is full.
