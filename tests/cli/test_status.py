@@ -208,7 +208,10 @@ def test_a_table_that_is_tried_again_is_shown_with_its_last_error(
     status(log, "--errors")
     out = capsys.readouterr().out
     assert "public.orders" not in out
-    assert "public.tried failed in Catchup, and is being tried again since 5 s, after 3 f" in out
+    assert re.search(
+        r"public.tried failed in Catchup, and has been tried again for .*, after 3 f", out
+    )
+    assert "It is being tried again now." in out
     assert "the disk of the lake is full" in out
     assert "What to do: Free some space." in out
     assert "walflow retry" not in out
@@ -219,6 +222,27 @@ def test_a_table_that_is_tried_again_is_shown_with_its_last_error(
     assert tried["error"]["reason"] == "the disk of the lake is full"
     # It lags like any other that is followed.
     assert tried["lag_bytes"] == 0x2000
+
+
+def test_nothing_comes_by_itself_while_the_pipeline_does_not_run(
+    store: Store, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = an_error(RetryKind.TIMED, time.time() - 5)
+    put_table(store, 1, "public.tried", Phase.CATCHUP, age=7200, attempts=3, error=error)
+    put_table(store, 2, "public.due", Phase.ERRORED, attempts=1, error=error)
+    error = an_error(RetryKind.TIMED, time.time() + 3600)
+    put_table(store, 3, "public.timed", Phase.ERRORED, attempts=1, error=error)
+    error = an_error(RetryKind.MANUAL, code="NoSelectRight")
+    put_table(store, 4, "public.hidden", Phase.ERRORED, attempts=1, error=error)
+    status(log, "--errors")
+    out = capsys.readouterr().out
+    assert "public.tried failed in Catchup, after 3 failures" in out
+    assert "\n  It is tried again when the pipeline runs.\n" in out
+    assert "runs. To have it tried as soon as it runs:\n    walflow retry public.due" in out
+    assert re.search(r"when the pipeline runs, but not before \S+Z\. To have it tried", out)
+    assert "It is looked at again when the pipeline runs, and goes on" in out
+    for untrue in ("now", "by itself", "every few seconds", "has been tried"):
+        assert untrue not in out
 
 
 def test_a_pipeline_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

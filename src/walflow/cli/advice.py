@@ -12,6 +12,8 @@ from walflow.units import human_age, iso_time
 
 __all__ = ["Advice", "advise"]
 
+_WHEN_IT_RUNS = "is tried again when the pipeline runs"
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -25,14 +27,22 @@ class Advice:
 
 
 def advise(
-    table: TableName, error: TableError, now: float, again: str = "", *, set_aside: bool = True
+    table: TableName,
+    error: TableError,
+    now: float,
+    again: str = "",
+    *,
+    set_aside: bool = True,
+    running: bool = True,
 ) -> Advice:
     """``again``: the options that find the pipeline, for the commands. ``set_aside``: whether the
-    table still is, or is being tried again."""
+    table still is, or is being tried again. ``running``: whether a process runs the pipeline;
+    nothing comes by itself otherwise."""
     if not set_aside:
-        next, command = "It is being tried again now.", ""
+        next = "It is being tried again now." if running else f"It {_WHEN_IT_RUNS}."
+        command = ""
     else:
-        next = _next(error, now)
+        next = _next(error, now, running=running)
         verb = "resync" if error.retry.kind is RetryKind.NONE else "retry"
         command = command_for(verb, table, again)
     return Advice(
@@ -43,17 +53,19 @@ def advise(
     )
 
 
-def _next(error: TableError, now: float) -> str:
+def _next(error: TableError, now: float, *, running: bool) -> str:
     retry = error.retry
     if error.passing:
-        return (
-            "It is looked at again every few seconds, and goes on when the cause is gone. At once:"
-        )
+        often = "every few seconds" if running else "when the pipeline runs"
+        return f"It is looked at again {often}, and goes on when the cause is gone. At once:"
     if retry.kind is RetryKind.NONE:
         return "Trying again cannot help. To copy the table again:"
     if retry.kind is RetryKind.MANUAL or retry.at is None:
         return "It waits for you. When the cause is gone:"
+    at = iso_time(retry.at, "seconds")
+    if not running:
+        earliest = "" if retry.at <= now else f", but not before {at}"
+        return f"It {_WHEN_IT_RUNS}{earliest}. To have it tried as soon as it runs:"
     if retry.at <= now:
         return "The next attempt is due now. To ask for it:"
-    at = iso_time(retry.at, "seconds")
     return f"The next attempt comes by itself in {human_age(retry.at - now)} ({at}). At once:"

@@ -124,7 +124,8 @@ def _ask(
             wanted = list(dict.fromkeys(find_table(table, known) for table in tables))
         if not wanted:
             tried = sorted(str(state.table) for state in states if state.error is not None)
-            also = f"; being tried again just now: {', '.join(tried)}" if tried else ""
+            when = "being tried again just now" if _runs(store) else "tried again at the next start"
+            also = f"; {when}: {', '.join(tried)}" if tried else ""
             click.echo(f"No table is set aside{also}.")
             return 0
         asked = _put(store, Action(verb), wanted)

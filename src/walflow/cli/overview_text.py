@@ -34,7 +34,7 @@ def print_overview(console: Console, overview: Overview, again: str) -> None:
         console.print("No tables to show.")
     for table in overview.failing:
         console.print()
-        _print_error(console, table, overview.at, again)
+        _print_error(console, table, overview, again)
     if overview.requests:
         console.print()
         console.print(*_waiting(overview), sep="\n")
@@ -121,22 +121,23 @@ def _cells(table: TableOverview, now: float) -> list[str | Text]:
     ]
 
 
-def _print_error(console: Console, table: TableOverview, now: float, again: str) -> None:
-    state = table.state
+def _print_error(console: Console, table: TableOverview, overview: Overview, again: str) -> None:
+    state, running = table.state, overview.running
     assert state.error is not None
-    advice = advise(table.name, state.error, now, again, set_aside=table.set_aside)
+    advice = advise(
+        table.name, state.error, overview.at, again, set_aside=table.set_aside, running=running
+    )
     failures = "1 failure" if state.attempts == 1 else f"{state.attempts} failures"
-    age, where = human_age(now - state.since), state.error.phase.value
+    age, where = human_age(overview.at - state.since), state.error.phase.value
     title = Text(str(table.name), style="bold red")
     if table.set_aside:
         title.append(" was set aside ")
         title.append(f"{age} ago in {where}, after {failures}", style="not bold default")
     else:
         title.append(" failed ")
-        title.append(
-            f"in {where}, and is being tried again since {age}, after {failures}",
-            style="not bold default",
-        )
+        # Nobody works on it while no process runs the pipeline.
+        tried = f", and has been tried again for {age}" if running else ""
+        title.append(f"in {where}{tried}, after {failures}", style="not bold default")
     console.print(title)
     _print_indented(console, advice.reason)
     if advice.hint:
