@@ -26,7 +26,7 @@ from tests.pipeline.running import (
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import ConfigError, StoreError, StoreForeign
-from walflow.model import Phase, TableName
+from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.pipeline import Pipeline
 from walflow.states import TableReplicationState
 from walflow.stores import STATE_FILE, open_store
@@ -187,8 +187,66 @@ def test_a_log_and_a_store_that_were_deleted_are_told_of(
     assert str(settings.log_folder) in warning["hint"]
 
 
+def test_a_slot_that_is_gone_with_log_and_store_is_told_of(
+    spark: SparkSession, source: Database, tmp_path: Path
+) -> None:
+    settings, shelf = settings_for(source, tmp_path), PositionedShelf()
+    with capture_logs() as lines, running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    assert warnings_of_loss(lines) == []  # a first start is no loss
+    shutil.rmtree(settings.log_folder)
+    source.execute(f"SELECT pg_drop_replication_slot('{settings.slot}')")
+    with capture_logs() as lines, running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    assert shelf.copies == {A: 2, B: 2}
+    (warning,) = warnings_of_loss(lines)
+    assert "the destination has tables of this pipeline" in warning["event"]
+    assert warning["tables"] == "public.a, public.b"
+    assert str(settings.log_folder) in warning["hint"]
+
+
 def warnings_of_loss(lines: Iterable[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
-    return [line for line in lines if line["event"].startswith("the slot is there")]
+    return [
+        line
+        for line in lines
+        if line["event"].startswith(("the slot is there", "the slot is a new one"))
+    ]
+
+
+class _Unreadable(PositionedShelf):
+    """Cannot say how far some of its tables are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: set[TableName] = set()
+
+    def applied(self, table: TableSchema) -> Lsn | None:
+        if table.name in self.unreadable:
+            raise OSError(f"the file of {table.name} is damaged")
+        return super().applied(table)
+
+
+def test_one_unreadable_table_does_not_stop_a_start_without_the_store(
+    spark: SparkSession, source: Database, tmp_path: Path
+) -> None:
+    settings, shelf = settings_for(source, tmp_path, store__uri="memory:"), _Unreadable()
+    with running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    source.execute("UPDATE a SET v = 'while away' WHERE id < 9", "DELETE FROM b WHERE id < 5")
+    # If it can read none of them, nothing of what it has is copied again.
+    shelf.unreadable = {A, B}
+    with (
+        pytest.raises(OSError, match=r"public\.a is damaged"),
+        running(settings, spark, destination=shelf),
+    ):
+        pass
+    shelf.unreadable = {A}
+    shelf.before_copy = lambda table: shelf.unreadable.discard(table)
+    with capture_logs() as lines, running(settings, spark, destination=shelf):
+        assert_equal(shelf, source)
+    assert shelf.copies == {A: 2, B: 1}
+    told = [line for line in lines if "cannot read a table" in line["event"]]
+    assert [(line["table"], "is damaged" in line["error"]) for line in told] == [("public.a", True)]
 
 
 def test_two_pipelines_in_one_store(spark: SparkSession, source: Database, tmp_path: Path) -> None:

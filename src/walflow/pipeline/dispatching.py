@@ -8,7 +8,6 @@ import structlog
 
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination, Positioned
-from walflow.errors import WalflowError
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.lanes import Lanes
 from walflow.pipeline.syncing import SYNCED_PHASES, Syncer
@@ -119,7 +118,7 @@ class Dispatcher:
         # The store's position is a hint, and may be old.
         try:
             applied = self._destination.applied(state.destination_schema)
-        except WalflowError:
+        except Exception:
             return True  # the lane meets it again, and sets the table aside
         if applied is None or not self._log.covers(oid, applied):
             return False

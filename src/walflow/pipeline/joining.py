@@ -124,9 +124,9 @@ class Joiner:
             )
         new = [table for oid, table in published.items() if oid not in stored]
         known = frozenset(mapped.values())
-        unknown = [self._first.unknown(table, known, new_slot=new_slot) for table in new]
-        if not (new_slot or stored):
-            self._first.warn_of_loss(unknown)
+        unknown = self._first.unknown(new, known, new_slot=new_slot)
+        if not stored:
+            self._first.warn_of_loss(unknown, new_slot=new_slot)
         self._tables.add(*unknown)
         self._drop_used_copies()
         outgrown = published.keys() & stored.keys() if new_slot else ()
