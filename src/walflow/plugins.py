@@ -46,7 +46,7 @@ def load_object(uri: str) -> Callable[..., Any]:
     except AttributeError:
         raise ConfigError(f"The module {module} has no {name}.") from None
     if not callable(found):
-        raise ConfigError(f"{name} in the module {module} is neither a class nor a function.")
+        raise ConfigError(f"{name!r} in the module {module} is neither a class nor a function.")
     return found  # type: ignore[no-any-return]
 
 

@@ -39,11 +39,15 @@ def test_the_log_of_another_pipeline(tmp_path: Path, change: str) -> None:
     assert contents(tmp_path) == before
 
 
-def test_a_folder_with_other_things_in_it(tmp_path: Path) -> None:
-    (tmp_path / "holiday.jpg").write_bytes(b"x")
-    with pytest.raises(LogForeign, match=r"holiday\.jpg"):
-        open_log(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
+def test_a_folder_with_other_things_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    Path("pictures/holiday.jpg").write_bytes(b"x")
+    with pytest.raises(LogForeign, match=r"holiday\.jpg") as raised:
+        open_log(Path("pictures"))
+    # A relative name keeps its letters.
+    assert raised.value.sentence.startswith("The folder pictures is not a change log")
+    assert [path.name for path in Path("pictures").iterdir()] == ["holiday.jpg"]
 
 
 def test_a_log_of_a_later_format(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 import pytest
 
-from walflow.cli.naming import find_table
+from walflow.cli.naming import find_table, read_name
 from walflow.errors import UnknownTable
 from walflow.model import TableName
 from walflow.pasting import command_for
@@ -22,6 +23,7 @@ KNOWN = {
     TableName("a", "b.c"),
     TableName("--a", "it's `b`"),
 }
+ALIKE = {TableName("my a.b", "c"), TableName("my a", "b.c")}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,15 @@ def test_a_name_that_is_like_none() -> None:
     with pytest.raises(UnknownTable, match="zzz") as raised:
         find_table("zzz", KNOWN)
     assert "walflow status" in raised.value.hint
+
+
+@pytest.mark.parametrize("find", [lambda: find_table("my a.b.c", ALIKE), lambda: read_name('my "')])
+def test_a_name_keeps_its_letters_where_a_message_begins_with_it(
+    find: Callable[[], object],
+) -> None:
+    with pytest.raises(UnknownTable) as raised:
+        find()
+    assert raised.value.sentence.startswith("'my ")
 
 
 @pytest.mark.parametrize("table", sorted(KNOWN), ids=str)

@@ -101,7 +101,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in ours)
         if strangers:
             raise LogForeign(
-                f"{folder} is not a change log: it has {', '.join(strangers[:3])} in it",
+                f"the folder {folder} is not a change log: it has {', '.join(strangers[:3])} in it",
                 hint=f"{_ELSEWHERE} It may be empty or not exist yet.",
             )
 

@@ -33,7 +33,7 @@ def find_table(text: str, known: Collection[TableName]) -> TableName:
         return literal[0]
     if literal:
         raise UnknownTable(
-            f"{text} means several tables.",
+            f"{text!r} means several tables.",
             hint="Say which: " + " or ".join(shlex.quote(name.quoted) for name in literal),
         )
     raise UnknownTable(f"The pipeline has no table {text}.", hint=_closest(text, known))
@@ -44,7 +44,7 @@ def read_name(text: str) -> TableName:
     for meant in _readings(text):
         return meant
     raise UnknownTable(
-        f"{text} is not the name of a table.",
+        f"{text!r} is not the name of a table.",
         hint="Say schema.table; names with dots or quotes in them as in SQL, in double quotes.",
     )
 

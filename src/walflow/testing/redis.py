@@ -36,7 +36,7 @@ def find_redis_server() -> Path:
     if named:
         if shutil.which(named) is None:
             raise StoreError(
-                f"{named} is not a program that can be run.",
+                f"{named!r} is not a program that can be run.",
                 hint="Set WALFLOW_REDIS_SERVER to the path of a redis-server, or unset it.",
             )
         return Path(named).absolute()
