@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from walflow.source.ranges import copy_ranges
 from walflow.source.snapshot import keep_snapshot
 from walflow.source.wire import Replication
 from walflow.testing.postgres import EmbeddedPostgres, available_versions
+from walflow.stores.sql import SqlStore
+from walflow.stores.sql_postgres import PostgresDatabase
 
 ROLE = "certified"
 PLAIN_ROLE = "never_in_the_clear"
@@ -204,8 +207,9 @@ def test_a_root_certificate_as_text(
     root = secured.server.root_certificate.read_text()
     own = (secured.folder / "own.crt").read_text()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    # In one line, as some keepers of secrets have it, and as it is in the file.
-    for given in (root.replace("\n", "\\n"), root):
+    # In one line, as some keepers of secrets have it, behind what openssl writes before it, and
+    # as it is in the file.
+    for given in (root.replace("\n", "\\n"), f"subject=CN = shop\n\n{root}", root):
         tls = secured.certified | {"root_certificate": given, "certificate": own}
         uri = secured.uri(shop.name, **tls)
         for replication in (None, "database"):
@@ -233,14 +237,27 @@ def test_a_root_certificate_as_text(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+def test_a_store_with_certificates_as_text(secured: Secured, shop: Database) -> None:
+    assert secured.server.root_certificate is not None
+    root, own = (
+        secured.server.root_certificate.read_text(),
+        (secured.folder / "own.crt").read_text(),
+    )
+    tls = secured.certified | {"root_certificate": root, "certificate": own}
+    shop.execute(f"GRANT CREATE ON DATABASE {shop.name} TO {ROLE}")
+    with closing(SqlStore(PostgresDatabase(secured.uri(shop.name, **tls), "walflow"), "shop")):
+        assert encrypted_sessions(shop) == {"walflow_store": True}
+
+
         ("key", "walflow writes no private key"),
         ("root_certificate", "has a private key in it"),
-        ("certificate", "begins like the text of a certificate, but is none"),
+        ("certificate", "looks like the text of a certificate, but has none"),
     ],
 )
-def test_text_that_is_no_certificate(setting: str, words: str) -> None:
+@pytest.mark.parametrize("before", ["", "Bag Attributes\n    friendlyName: shop\n"])
+def test_text_that_is_no_certificate(setting: str, words: str, before: str) -> None:
     kind = "CERTIFICATE" if setting == "certificate" else "EC PRIVATE KEY"
-    text = f"-----BEGIN {kind}-----\nc2VjcmV0\n-----END {kind}-----"
+    text = f"{before}-----BEGIN {kind}-----\nc2VjcmV0\n-----END {kind}-----"
     with pytest.raises(ConfigError, match=words) as raised:
         settings_with("postgresql://h/d", **{setting: text})
     assert "c2VjcmV0" not in str(raised.value)

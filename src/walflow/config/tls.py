@@ -18,8 +18,9 @@ _KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 
 def is_pem(text: str) -> bool:
-    """Whether it is what is in a certificate's file, not the name of one."""
-    return text.lstrip().startswith("-----BEGIN")
+    """Whether it is what is in a certificate's file, not the name of one. Other text may come
+    first: tools write there whose certificate it is."""
+    return "-----BEGIN" in text or "\n" in text.strip()
 
 
 def _as_text(value: object) -> object:
@@ -39,7 +40,7 @@ def _certificate(text: str) -> str:
         ssl.create_default_context(cadata=text)
     except (ssl.SSLError, ValueError):
         raise ValueError(
-            "begins like the text of a certificate, but is none: it goes from -----BEGIN "
+            "looks like the text of a certificate, but has none: one goes from -----BEGIN "
             "CERTIFICATE----- to -----END CERTIFICATE-----, with its line breaks"
         ) from None
     return text
@@ -73,7 +74,7 @@ class TlsSettings(Section):
     root_certificate: Certificate | None = Field(
         None,
         description="The certificate of who signed the server's: its file, its text (PEM, "
-        "beginning with -----BEGIN), or `system`.",
+        "with -----BEGIN in it), or `system`.",
     )
     certificate: Certificate | None = Field(
         None,

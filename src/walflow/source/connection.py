@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from walflow.config.certificates import in_files
 from walflow.errors import (
     AuthenticationFailed,
     BadUri,
@@ -32,7 +33,6 @@ from walflow.errors import (
     WalLevelNotLogical,
 )
 from walflow.model import quote_identifier
-from walflow.source.certificates import in_files
 from walflow.source.tls_hints import tls_hint
 from walflow.source.values import SESSION_OPTIONS
 

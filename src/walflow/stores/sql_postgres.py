@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.dialects import postgresql
 
+from walflow.config.certificates import in_files
 from walflow.errors import BadUri, StoreError
 from walflow.model import quote_identifier
 from walflow.redaction import MASK, redacted
@@ -41,14 +42,16 @@ class PostgresDatabase(Database):
     def __init__(self, uri: str, schema: str) -> None:
         """Connects when it is first used."""
         given = _parse(uri)
-        conninfo = make_conninfo("", **{**_DEFAULTS, **given, "client_encoding": "UTF8"})
+        wanted = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
         self._user = str(given.get("user") or "the_role")
         self._database = str(given.get("dbname") or self._user)
         self._password = str(given.get("password") or "")
 
         def connect() -> psycopg.Connection[tuple[Any, ...]]:
-            # Prepared statements would not survive a transaction pooler between us and the server.
-            return psycopg.connect(conninfo, prepare_threshold=None)
+            with in_files(wanted) as parameters:
+                # Prepared statements would not survive a transaction pooler between us and the
+                # server.
+                return psycopg.connect(make_conninfo("", **parameters), prepare_threshold=None)
 
         engine = sa.create_engine(
             # The driver is given the URI itself, so every libpq parameter passes, and SQLAlchemy
