@@ -132,13 +132,13 @@ def test_none_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         error = an_error(RetryKind.TIMED)
         put_table(store, 2, "public.tried", Phase.CATCHUP, attempts=1, error=error)
         ask(tmp_path / "log", "retry", "--all-errored")
-        assert store.open_requests() == []
         told = capsys.readouterr().out
         assert told == "No table is set aside; tried again at the next start: public.tried.\n"
         run_it(store)
         ask(tmp_path / "log", "retry", "--all-errored")
         told = capsys.readouterr().out
         assert told == "No table is set aside; being tried again just now: public.tried.\n"
+        assert store.open_requests() == []
 
 
 def test_a_pipeline_that_does_not_run_does_it_later_and_once(

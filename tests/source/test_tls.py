@@ -28,9 +28,9 @@ from walflow.source.copy import copy_query, snapshot_session
 from walflow.source.ranges import copy_ranges
 from walflow.source.snapshot import keep_snapshot
 from walflow.source.wire import Replication
-from walflow.testing.postgres import EmbeddedPostgres, available_versions
 from walflow.stores.sql import SqlStore
 from walflow.stores.sql_postgres import PostgresDatabase
+from walflow.testing.postgres import EmbeddedPostgres, available_versions
 
 ROLE = "certified"
 PLAIN_ROLE = "never_in_the_clear"
@@ -234,9 +234,6 @@ def test_a_root_certificate_as_text(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
 def test_a_store_with_certificates_as_text(secured: Secured, shop: Database) -> None:
     assert secured.server.root_certificate is not None
     root, own = (
@@ -249,6 +246,9 @@ def test_a_store_with_certificates_as_text(secured: Secured, shop: Database) -> 
         assert encrypted_sessions(shop) == {"walflow_store": True}
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
         ("key", "walflow writes no private key"),
         ("root_certificate", "has a private key in it"),
         ("certificate", "looks like the text of a certificate, but has none"),
