@@ -44,8 +44,8 @@ def test_a_folder_with_signs_of_uris_in_its_name() -> None:
 
 @pytest.mark.parametrize("folder", ["/mnt/c:/log", "/data/backup:/log", "/s3:/log", "a/b:/log"])
 def test_a_log_folder_with_a_colon_in_its_path(folder: str) -> None:
-    said = {"destination.uri": "iceberg:///lake", "log.folder": folder}
-    assert load_settings(None, said, {}).log_folder == Path(folder)
+    said = {"source.uri": "postgresql://h/d", "destination.uri": "iceberg:///lake"}
+    assert load_settings(None, said | {"log.folder": folder}, {}).log_folder == Path(folder)
 
 
 FOREIGN = [

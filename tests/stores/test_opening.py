@@ -52,6 +52,7 @@ def test_the_log_can_be_made_beside_the_store(tmp_path: Path) -> None:
         ("sqlite:///state.db", "work/state.db"),
         ("SQLite:///a%20b/50%25.db", "work/a b/50%.db"),
         ("sqlite:///{tmp_path}/else/state.db", "else/state.db"),
+        ("sqlite:///{tmp_path}/c:/state.db", "c:/state.db"),
     ],
 )
 def test_sqlite_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, file: str) -> None:
