@@ -35,6 +35,11 @@ def test_every_setting_is_on_it_and_described() -> None:
         assert page.count(f"| `{'.'.join(path)}`<br>`WALFLOW_{'__'.join(path).upper()}` |") == 1
 
 
+def test_what_is_refused_is_said() -> None:
+    (version,) = [line for line in settings_page().splitlines() if "format_version`<br>" in line]
+    assert "| whole number, at least 2, at most 3 |" in version
+
+
 def test_its_example_is_a_pipeline(tmp_path: Path) -> None:
     example = settings_page().partition("```yaml")[2].partition("```")[0]
     file = tmp_path / "pipeline.yaml"

@@ -60,6 +60,8 @@ Editors check and complete the file by its JSON schema,
 
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
 
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
 
 def settings_page() -> str:
     """All settings with variable, type, default and description, as Markdown."""
@@ -119,7 +121,7 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     limits = "".join(
         f", {words} {getattr(limit, name)}"
         for limit in metadata
-        for name, words in (("ge", "at least"), ("gt", "above"))
+        for name, words in _LIMITS.items()
         if hasattr(limit, name)
     )
     return _PLAIN[annotation] + limits
