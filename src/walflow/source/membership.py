@@ -14,7 +14,7 @@ from walflow.source.connection import Session
 from walflow.source.publication import Publication
 from walflow.states import Membership, Storage
 
-__all__ = ["read_memberships", "read_type_facts"]
+__all__ = ["INSIDE_TYPE", "read_memberships", "read_type_facts"]
 
 # A partition is published by what publishes the tables above it. The links to them are part of
 # the entry: a partition that is detached and attached again was not published in between.
@@ -89,22 +89,27 @@ SELECT root, c.oid, c.relfilenode, c.reltoastrelid,
  WHERE c.relkind = 'r' AND c.relpersistence = 'p'
 """
 
-# Through domains, arrays, ranges and composites. What Postgres brings (below 16384) never changes,
-# nor do a domain's and a range's parts.
-_TYPE_FACTS = """
+# What Postgres brings (below 16384) never changes.
+INSIDE_TYPE = """
+ CROSS JOIN LATERAL (
+       SELECT t.typbasetype UNION ALL SELECT t.typelem
+        UNION ALL
+       SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
+        UNION ALL
+       SELECT atttypid FROM pg_attribute
+        WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
+ WHERE inside.oid >= 16384"""
+"""From the types ``t`` (in ``pg_type``) to those that they are made of, one step: through domains,
+arrays, ranges and composites."""
+
+# A domain's and a range's parts never change.
+_TYPE_FACTS = f"""
 WITH RECURSIVE part (root, oid) AS (
        SELECT oid, oid FROM unnest(%s::oid[]) AS oid WHERE oid >= 16384
         UNION
        SELECT part.root, inside.oid
          FROM part JOIN pg_type AS t ON t.oid = part.oid
-        CROSS JOIN LATERAL (
-              SELECT t.typbasetype UNION ALL SELECT t.typelem
-               UNION ALL
-              SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
-               UNION ALL
-              SELECT atttypid FROM pg_attribute
-               WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
-        WHERE inside.oid >= 16384)
+        {INSIDE_TYPE})
 SELECT part.root, t.oid, e.oid::text || ':' || e.enumlabel
   FROM part JOIN pg_type AS t USING (oid) JOIN pg_enum AS e ON e.enumtypid = t.oid
  UNION ALL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from walflow.source.connection import Session
+from walflow.source.membership import INSIDE_TYPE
 from walflow.source.publication import brief_look, read_publication
 
 __all__ = ["publication_fingerprint"]
@@ -47,14 +48,7 @@ WITH RECURSIVE
      UNION
     SELECT inside.oid
       FROM type JOIN pg_type AS t ON t.oid = type.oid
-     CROSS JOIN LATERAL (
-           SELECT t.typbasetype UNION ALL SELECT t.typelem
-            UNION ALL
-           SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
-            UNION ALL
-           SELECT atttypid FROM pg_attribute
-            WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
-     WHERE inside.oid >= 16384)
+    {inside_type})
 SELECT concat_ws('-',
          publication.oid,
          publication.version,
@@ -117,7 +111,8 @@ def publication_fingerprint(connection: Session, publication: str) -> str:
     schema_entries = _SCHEMA_ENTRIES if connection.info.server_version >= 150000 else ""
     with brief_look(connection, "see whether the publication has changed"):
         row = connection.execute(
-            _FINGERPRINT.format(schema_entries=schema_entries), {"name": publication}
+            _FINGERPRINT.format(schema_entries=schema_entries, inside_type=INSIDE_TYPE),
+            {"name": publication},
         ).fetchone()
     if row is None:
         read_publication(connection, publication)
