@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cli.commands import Room, new_room
+from tests.conftest import Database
+from walflow import Pipeline
 from walflow.errors import JarsMissing
 from walflow.spark.jars import DELTA, ICEBERG, Package, find_jars, jar_folder
 
@@ -30,6 +35,12 @@ POM = """
 </project>
 """
 THING = Package("org.example:thing:1.0", ("thing-1.0.jar",))
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with new_room() as made:
+        yield made
 
 
 @pytest.fixture
@@ -88,3 +99,45 @@ def test_missing_jars_say_what_to_put_where(cache: Path, repository: Path) -> No
         find_jars([Package("org.example:other:1.0", ("other-1.0.jar",))], repository)
     assert f"put other-1.0.jar into {jar_folder()}" in missing.value.hint
     assert [file.name for file in cache.iterdir()] == [".lock"]
+
+
+class Watched(Pipeline):
+    """Keeps all that its stage ever was."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "stage":
+            self.__dict__.setdefault("stages", []).append(value)
+        super().__setattr__(name, value)
+
+
+@pytest.mark.spark
+def test_a_pipeline_that_starts_says_what_is_fetched(
+    database: Database, cache: Path, repository: Path, tmp_path: Path
+) -> None:
+    pipeline = Watched(
+        {
+            "source.uri": database.uri,
+            "source.create_publication": True,
+            "destination.uri": f"iceberg://{tmp_path}/lake",
+            "log.folder": str(tmp_path / "log"),
+            "spark.ivy_settings": str(repository),
+        }
+    )
+    with pytest.raises(JarsMissing):
+        pipeline.start()
+    # The live view shows it, for as long as it is so.
+    assert "starting Spark, fetching jars: 0 MB" in vars(pipeline)["stages"]
+
+
+@pytest.mark.spark
+def test_a_command_that_starts_spark_says_what_is_fetched(
+    room: Room, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALFLOW_CACHE", str(room.path / "cache"))
+    ran = room.run(
+        *("as-of", "--to", f"iceberg://{room.path}/lake", "--log", room.path / "log"),
+        *("--set", f"spark.ivy_settings={repository}"),
+    )
+    assert ran.returncode == 42, ran.stderr
+    assert "Starting Spark to look into the destination" in ran.stderr
+    assert "\nfetching jars: 0 MB …\n" in ran.stderr

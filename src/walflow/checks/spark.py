@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, Verdict, attempted, ok, warning
 from walflow.destinations import packages_of
-from walflow.spark.jars import find_jars, jar_folder, missing_jars
+from walflow.spark.jars import find_jars, jar_folder, missing_jars, telling_of_jars
 from walflow.spark.java import find_java
 
 __all__ = ["check_spark"]
@@ -41,7 +41,8 @@ def _jars(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.quick and facts.spark_can_start:
         facts.doing(f"fetching {', '.join(missing)}")
-        find_jars(packages, facts.settings.spark.ivy_settings)
+        with telling_of_jars(facts.doing):
+            find_jars(packages, facts.settings.spark.ivy_settings)
         yield ok(_AREA, "jars", f"the destination's jars were fetched into {jar_folder()}")
         return
     yield warning(

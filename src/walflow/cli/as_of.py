@@ -75,7 +75,7 @@ def as_of(
     as_json: bool,
 ) -> int:
     """Print the SQL that reads all tables as of one commit."""
-    from walflow.cli.opening import tell_of_spark
+    from walflow.cli.opening import told_of_spark
     from walflow.cli.processes import own_temporary_folder
     from walflow.destinations import check_is_lake
     from walflow.observe import logs
@@ -95,8 +95,7 @@ def as_of(
     found = _noted(settings, at, when, wanted)
     if found is None:
         logs.configure(level="warning")
-        tell_of_spark("to look into the destination")
-        with own_temporary_folder():
+        with told_of_spark("to look into the destination"), own_temporary_folder():
             found = _read(settings, at, when, debug=is_debug(context))
     if wanted is None:
         wanted = _meant(only, [table.source for table in found.picture.tables])

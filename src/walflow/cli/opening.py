@@ -12,7 +12,7 @@ from walflow.errors import ConfigError
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Store
 
-__all__ = ["opened_store", "opened_store_if_any", "tell_of_spark"]
+__all__ = ["opened_store", "opened_store_if_any", "told_of_spark"]
 
 _HINT = (
     "Say which pipeline is meant, as `walflow run` was told it: with FILE, --name, --log, "
@@ -50,9 +50,15 @@ def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
         yield store
 
 
-def tell_of_spark(why: str) -> None:
-    """That nothing will be heard for a while; not on stdout, where the answer goes."""
+@contextmanager
+def told_of_spark(why: str) -> Iterator[None]:
+    """Spark is started in the block: say that nothing will be heard for a while, and what is
+    fetched meanwhile. Not on stdout, where the answer goes."""
+    from walflow.spark.jars import telling_of_jars
+
     click.echo(f"Starting Spark {why} (10 s to a minute) …", err=True)
+    with telling_of_jars(lambda text: click.echo(f"{text} …", err=True)):
+        yield
 
 
 def _in_memory(settings: Settings) -> bool:

@@ -35,7 +35,7 @@ __all__ = ["view"]
 @click.pass_context
 def view(context: click.Context, /, words: tuple[str, ...], chosen: Chosen) -> int:
     """Print the SQL of the view that shows a table."""
-    from walflow.cli.opening import tell_of_spark
+    from walflow.cli.opening import told_of_spark
     from walflow.cli.processes import own_temporary_folder
     from walflow.destinations import check_is_lake
     from walflow.mapping import TableMapping
@@ -49,8 +49,7 @@ def view(context: click.Context, /, words: tuple[str, ...], chosen: Chosen) -> i
     check_is_lake(settings, "view")
     name = TableMapping(settings.mapping).destination(_source_name(settings, table))
     logs.configure(level="warning")
-    tell_of_spark("to look into the destination")
-    with own_temporary_folder():
+    with told_of_spark("to look into the destination"), own_temporary_folder():
         query = _query(settings, name, debug=is_debug(context))
     click.echo(f"CREATE OR REPLACE TEMPORARY VIEW {quoted(name.name)} AS\n{query};")
     return 0

@@ -70,7 +70,8 @@ class Remains:
     users: tuple[str, ...] = ()
     """The slots of those others."""
     heir: str = ""
-    """The pipeline, one of them, that the publication is left to."""
+    """The pipeline, one of them, that the publication is left to; empty: none of them is known to
+    be a pipeline of walflow's."""
     source: str | None = None
     """By which the destination tells this source's tables from others; None: it is not known."""
     tables: tuple[TableSchema, ...] = ()
@@ -218,9 +219,10 @@ def drop_pipeline(
         if remains.source is not None and (tables or remains.others):
             if spark is None:
                 tell("starting Spark, to drop the destination's tables …")
-            opened = open_destination(
-                settings, remains.source, spark=spark, debug=debug, warm_up=False
-            )
+            with telling_of_jars(tell):
+                opened = open_destination(
+                    settings, remains.source, spark=spark, debug=debug, warm_up=False
+                )
             stack.callback(opened.close)
             destination = opened.destination
             if remains.others:

@@ -56,6 +56,7 @@ from walflow.source.connection import Session, connect
 from walflow.source.preflight import Preflight, preflight, require_followable
 from walflow.source.publication import create_publication, publication_loss, publication_oids
 from walflow.source.slots import slot_loss
+from walflow.spark.jars import telling_of_jars
 from walflow.spark.session import check_given, cores, jvm_ended, jvm_ended_error
 from walflow.states import stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
@@ -187,7 +188,8 @@ class Pipeline:
             if lost is not None:
                 raise lost
         self.stage = "starting Spark"
-        self._destination = self._open_destination(source, found.timeline)
+        with telling_of_jars(self._tell_of_jars):
+            self._destination = self._open_destination(source, found.timeline)
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
         self.stage = "opening the catalog"
@@ -237,6 +239,9 @@ class Pipeline:
             settings.table_error_retry_delay_ms / 1000, settings.table_error_retry_max_attempts
         )
         self._tables = Tables(self._store, retries)
+
+    def _tell_of_jars(self, text: str) -> None:
+        self.stage = f"starting Spark, {text}"
 
     def _open_destination(self, source: str, timeline: int) -> OpenDestination:
         settings, spark = self.settings, self._given_spark

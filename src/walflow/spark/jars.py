@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +26,22 @@ from walflow.errors import JarsMissing
 from walflow.paths import is_there
 from walflow.spark.java import cache_folder, find_java
 
-__all__ = ["DELTA", "ICEBERG", "Package", "find_jars", "jar_folder", "missing_jars"]
+__all__ = [
+    "DELTA",
+    "ICEBERG",
+    "Package",
+    "find_jars",
+    "jar_folder",
+    "missing_jars",
+    "telling_of_jars",
+]
 
 _RESOLVE_SECONDS = 600
 _TELL_SECONDS = 5.0
 _SCRATCH = ".fetch-"
 
 _logger = structlog.get_logger(__name__)
+_tell: ContextVar[Callable[[str], object] | None] = ContextVar("telling_of_jars", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,17 @@ DELTA = Package(
         "io.delta:delta-kernel-*",
     ),
 )
+
+
+@contextmanager
+def telling_of_jars(tell: Callable[[str], object]) -> Iterator[None]:
+    """While this thread fetches jars inside the block, ``tell`` hears of it every few seconds: for
+    those who show no log lines."""
+    token = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(token)
 
 
 def jar_folder() -> Path:
@@ -168,12 +189,15 @@ def _resolve(package: Package, ivy: Path, ivy_settings: Path | None) -> str:
     ) as running:
         try:
             while (seconds := time.monotonic() - begun) < _RESOLVE_SECONDS:
+                megabytes = _bytes_in(ivy) / 1e6
                 _logger.info(
                     "fetching jars",
                     package=package.coordinate,
-                    megabytes=round(_bytes_in(ivy) / 1e6, 1),
+                    megabytes=round(megabytes, 1),
                     seconds=round(seconds),
                 )
+                if (tell := _tell.get()) is not None:
+                    tell(f"fetching jars: {megabytes:.0f} MB")
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return running.communicate(timeout=_TELL_SECONDS)[0]
             return f"no end after {_RESOLVE_SECONDS} s"
