@@ -49,6 +49,7 @@ from walflow.source.publication import (
 )
 from walflow.source.server import read_server
 from walflow.source.slots import drop_slot, read_slot
+from walflow.spark.jars import telling_of_jars
 from walflow.stores import STATE_FILE, sql_tables
 from walflow.stores.base import Store
 
