@@ -19,7 +19,7 @@ from tests.destinations.reference import (
     stored_rows,
 )
 from walflow.destinations.base import AdoptsFiles, DropsTables, ListsTables, Shutdown, Startup
-from walflow.destinations.iceberg import table_identifier
+from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn, TableName
@@ -187,6 +187,20 @@ def test_drops_a_table_with_its_files(
     destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(43), exact=False)
     assert destination.applied(ALL_TYPES) == Lsn(43)
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
+
+
+def test_a_dropped_table_is_forgotten(
+    spark: SparkSession, destination: LakeDestination, source: Source
+) -> None:
+    """All of its metadata would stay in memory."""
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    assert isinstance(destination._format, IcebergFormat)
+    bridge = destination._format._bridge(spark)
+    assert bridge is not None
+    destination.applied(ALL_TYPES)
+    assert list(bridge._seen) == [ALL_TYPES.name]
+    destination.drop_table(ALL_TYPES)
+    assert not bridge._seen
 
 
 def test_startup_warms_up_outside_the_warehouse(

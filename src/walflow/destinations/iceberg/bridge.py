@@ -88,6 +88,7 @@ class Bridge:
         """See LakeFormat.look."""
         before, table = self._seen.get(name), self._load(name)
         if table is None:
+            self.forget(name)
             return None
         if before is not None and before.uuid() != table.uuid():
             # Refreshing may not show it, see _version.
@@ -109,6 +110,11 @@ class Bridge:
                 seen.refresh()
                 return _version(seen)
         return None if (table := self._load(name)) is None else _version(table)
+
+    def forget(self, name: TableName) -> None:
+        """There may be no such table any more, or another one."""
+        self._seen.pop(name, None)
+        self.columnar.forget(name)
 
     def keeps_views(self) -> bool:
         """Whether a catalog of a kind that does so keeps views: not every REST server does, and

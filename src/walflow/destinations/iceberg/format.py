@@ -186,7 +186,10 @@ class IcebergFormat:
         alter_table(spark, name, clauses)
 
     def rename(self, spark: SparkSession, name: TableName, new: TableName) -> bool:
-        return rename_table(spark, name, new)
+        done = rename_table(spark, name, new)
+        if done and (bridge := self._bridge(spark)) is not None:
+            bridge.forget(name)
+        return done
 
     def rows(self, spark: SparkSession, name: TableName) -> int:
         return count_rows(spark, name)
@@ -202,8 +205,8 @@ class IcebergFormat:
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         drop_table(spark, name)
-        if (columnar := self.columnar(spark)) is not None:
-            columnar.forget(name)
+        if (bridge := self._bridge(spark)) is not None:
+            bridge.forget(name)
 
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
         return owned_tables(spark, owner)
