@@ -94,6 +94,7 @@ def as_of(
     wanted = _meant(only, phases) if phases else None
     found = _noted(settings, at, when, wanted)
     if found is None:
+        chosen.check_told(settings)
         logs.configure(level="warning")
         with told_of_spark("to look into the destination"), own_temporary_folder():
             found = _read(settings, at, when, debug=is_debug(context))

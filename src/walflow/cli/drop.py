@@ -29,8 +29,8 @@ __all__ = ["drop"]
     "the change log; the pipeline's state in the store. The store itself stays where others may "
     "use it: the file of an SQLite store that store.uri names, the schema of a Postgres store.\n\n"
     "What neither FILE nor options say is known from the pipeline's last start, but for passwords: "
-    "PGPASSWORD or --from URI says the source's. Spark is started only if there are tables to "
-    "drop.\n\n"
+    "PGPASSWORD or --from URI says the source's. For the tables of a lake Spark is started, unless "
+    "--keep-tables: it is asked for those, too, that the pipeline no longer follows.\n\n"
     "Nothing is removed while a process runs the pipeline (exit code 72), or when the source does "
     "not answer. What is gone already is passed over: a drop that was broken off can be repeated. "
     "Exit code 1 if it was not confirmed.\n\n" + SETTINGS_EPILOG,
@@ -62,10 +62,15 @@ def drop(
         drop_pipeline,
         drop_sql,
         find_remains,
+        may_drop_tables,
         remove_leftovers,
     )
 
     settings = chosen.known_settings()
+    if not keep_tables and may_drop_tables(settings):
+        chosen.check_told(settings, otherwise=" Or leave the tables as they are: --keep-tables.")
+    # Before what is known of the pipeline is forgotten.
+    by_hand = drop_sql(settings) if skip_source else ()
     with opened_store_if_any(settings) as store:
         with _hinted_at_passwords(chosen):
             remains = find_remains(
@@ -83,9 +88,9 @@ def drop(
         else:
             click.echo(f"There is nothing of the pipeline {settings.name} to remove.")
     remove_leftovers(settings)
-    if skip_source:
+    if by_hand:
         click.echo("Left on the source; if it comes back, run there:")
-        for statement in drop_sql(settings):
+        for statement in by_hand:
             click.echo(f"  {statement}")
         click.echo("(The publication only if no one else uses it.)")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,16 +136,21 @@ class Chosen:
 
     def known_settings(self, *, source: bool = True) -> Settings:
         """All settings, of a pipeline that has run: what neither a file nor anything else says is
-        known from its last start. Without ``source``, that URI may be missing."""
-        return self._known_settings(self.ends, {} if source else {"source": {"uri": ""}})
+        known from its last start. Without ``source``, that URI is empty unless --from says it: not
+        even what the file has of it counts, which may name variables that nobody has set."""
+        ends = dict(self.ends)
+        if not source and ends["source.uri"] is None:
+            ends["source.uri"] = ""
+        return self._known_settings(ends)
 
-    def _known_settings(
-        self, more: Mapping[str, Any], least: Mapping[str, Any] | None = None
-    ) -> Settings:
+    def _known_settings(self, more: Mapping[str, Any]) -> Settings:
         from walflow.errors import ConfigError
 
         known = self.known
-        noted = {**(least or {}), **({} if known is None else known.settings)}
+        noted = {} if known is None else dict(known.settings)
+        if known is not None and "destination.uri" in known.left_out:
+            # So that it is told by `check_told`, and not as one that was never said.
+            noted["destination"] = {"uri": "", **noted.get("destination", {})}
         try:
             settings = self._load(more, noted)
         except ConfigError as error:
@@ -160,6 +165,23 @@ class Chosen:
                 "WALFLOW_STORE__URI.",
             )
         return settings
+
+    def check_told(self, settings: Settings, *, otherwise: str = "") -> None:
+        """ConfigError if what destination and Spark are told has secrets that were not noted, and
+        nobody says them now. ``otherwise``: what else one can do."""
+        from walflow.errors import ConfigError
+
+        known = self.known
+        if known is None:
+            return
+        said = set(_dotted(settings.model_dump(by_alias=True, exclude_unset=True)))
+        needed = [one for one in known.left_out if one.startswith(("destination.", "spark."))]
+        if missing := [one for one in needed if one not in said]:
+            raise ConfigError(
+                f"The pipeline {known.name} was told {', '.join(missing)} with a secret in it, and "
+                "walflow keeps no secrets.",
+                hint=f"Name the pipeline's settings file, which says it.{otherwise}",
+            )
 
     def _load(self, more: Mapping[str, Any], noted: Mapping[str, Any] | None = None) -> Settings:
         from walflow.config import load_settings
@@ -276,6 +298,15 @@ def pipeline_options(
         return call
 
     return decorate
+
+
+def _dotted(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """The names, with dots, of all that is said and not empty."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{at}{key}.")
+        elif value not in ("", None):
+            yield f"{at}{key}"
 
 
 def _is_file(word: str) -> bool:

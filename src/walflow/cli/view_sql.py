@@ -47,6 +47,7 @@ def view(context: click.Context, /, words: tuple[str, ...], chosen: Chosen) -> i
     (table,) = words
     settings = chosen.known_settings(source=False)
     check_is_lake(settings, "view")
+    chosen.check_told(settings)
     name = TableMapping(settings.mapping).destination(_source_name(settings, table))
     logs.configure(level="warning")
     with told_of_spark("to look into the destination"), own_temporary_folder():

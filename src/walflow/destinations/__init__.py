@@ -12,7 +12,15 @@ import structlog
 
 from walflow.config import Settings
 from walflow.destinations.base import Destination, Shutdown, Startup
-from walflow.destinations.uris import GROUP, LAKES, check_uri, is_lake, kind_of, warehouse_of
+from walflow.destinations.uris import (
+    GROUP,
+    LAKES,
+    check_uri,
+    is_lake,
+    is_web,
+    kind_of,
+    warehouse_of,
+)
 from walflow.errors import ConfigError, DestinationError
 from walflow.mapping import TableMapping
 from walflow.model import TableName
@@ -36,6 +44,7 @@ __all__ = [
     "is_lake",
     "open_destination",
     "open_without_spark",
+    "is_web",
     "packages_of",
     "place_of",
     "run_on_spark",
@@ -71,9 +80,14 @@ class OpenDestination:
 
 
 def place_of(settings: Settings) -> str:
-    """Which lake it is, for notes about it: the URI, and all options but secrets."""
+    """Which lake it is, for notes about it: the URI, and all options that have no secret. It is
+    the same for settings that are known from notes, which lack the others."""
     options = settings.destination.options.items()
-    said = sorted((key, value) for key, value in options if not is_secret_name(key))
+    said = sorted(
+        (key, value)
+        for key, value in options
+        if not is_secret_name(key) and redacted(value) == value
+    )
     return json.dumps([redacted(settings.destination.uri), said])
 
 
@@ -202,7 +216,7 @@ def open_without_spark(settings: Settings) -> Destination | None:
     """The destination that the URI names; None if it is a lake, which is opened on Spark."""
     uri, options = settings.destination.uri, settings.destination.options
     kind = kind_of(uri)
-    if kind in ("http", "https"):
+    if is_web(uri):
         from walflow.destinations.http import HttpDestination, HttpOptions
 
         return HttpDestination(uri, HttpOptions.parse(options))

@@ -11,7 +11,7 @@ from walflow.paths import is_foreign_path
 from walflow.plugins import PYTHON, installed
 from walflow.redaction import redacted
 
-__all__ = ["GROUP", "LAKES", "check_uri", "is_lake", "kind_of", "warehouse_of"]
+__all__ = ["GROUP", "LAKES", "check_uri", "is_lake", "is_web", "kind_of", "warehouse_of"]
 
 LAKES = ("iceberg", "delta")
 """Formats of a lake, as URIs name them."""
@@ -39,6 +39,11 @@ def is_lake(uri: str) -> bool:
 
 
 def check_uri(uri: str) -> None:
+def is_web(uri: str) -> bool:
+    """Whether the URI names a web service."""
+    return kind_of(uri) in _WEB
+
+
     """BadUri if the URI names no destination. Opens nothing, and makes nothing."""
     kind = kind_of(uri)
     if kind not in (*_WEB, PYTHON) and (kind in LAKES or installed(GROUP, kind) is None):

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from walflow.changelog.identity import HEAD
 from walflow.changelog.removing import own_log, remove_log
 from walflow.config import Settings
-from walflow.destinations import open_destination, open_without_spark
+from walflow.destinations import is_web, open_destination, open_without_spark
 from walflow.destinations.base import (
     AdoptsFiles,
     Destination,
@@ -56,7 +56,14 @@ from walflow.stores.base import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Remains", "drop_pipeline", "drop_sql", "find_remains", "remove_leftovers"]
+__all__ = [
+    "Remains",
+    "drop_pipeline",
+    "drop_sql",
+    "find_remains",
+    "may_drop_tables",
+    "remove_leftovers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +163,16 @@ def find_remains(
 
 
 def _pipeline_of(slot: str, known: Mapping[str, KnownPipeline]) -> str:
-    """Whose slot it is: as was noted, or by the name that walflow gives slots."""
-    return known[slot].name if slot in known else slot.removeprefix("walflow_")
+    """Whose slot it is: as was noted, or by the name that walflow gives slots; empty: that of a
+    subscription, say, which would never drop the publication."""
+    if slot in known:
+        return known[slot].name
+    return slot.removeprefix("walflow_") if slot.startswith("walflow_") else ""
+
+
+def may_drop_tables(settings: Settings) -> bool:
+    """Whether the destination is of a kind that can drop tables, and has to be opened for it."""
+    return not is_web(settings.destination.uri)
 
 
 def _cannot_drop(settings: Settings) -> str | None:
