@@ -90,9 +90,9 @@ def test_who_else_reads_a_publication(database: Database) -> None:
         def users(name: str, **known: str) -> tuple[str, ...]:
             return other_users(connection, name, "walflow_a", known)
 
-        # Nobody can tell what walflow_b reads; walflow_c has one of its own.
-        assert users("walflow") == ("walflow_b",)
-        assert users("walflow", walflow_b="walflow_b") == ()
+        # Nobody can tell what debezium and walflow_b read; walflow_c has one of its own.
+        assert users("walflow") == ("debezium", "walflow_b")
+        assert users("walflow", walflow_b="walflow_b", debezium="mine") == ()
         assert users("walflow", walflow_c="walflow", debezium="walflow") == (
             "debezium",
             "walflow_b",

@@ -156,7 +156,7 @@ def find_remains(
         publication=publication if made and not users else None,
         shared=publication if made and users else None,
         users=users,
-        heir=_pipeline_of(users[0], others) if users else "",
+        heir=next(filter(None, (_pipeline_of(user, others) for user in users)), ""),
         source=system,
     )
     return replace(found, others=bool(found) and not keep_tables)
@@ -298,6 +298,9 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
             drop_publication(connection, remains.publication)
             tell(f"dropped the publication {remains.publication}")
         if remains.shared is not None:
+            if not remains.heir:
+                tell(f"left the publication {remains.shared}, which others may read")
+                return
             # Who may not say whose it is leaves it, too.
             with contextlib.suppress(SourceError):
                 hand_over_publication(connection, remains.shared, remains.heir)

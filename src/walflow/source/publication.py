@@ -269,8 +269,8 @@ def other_users(
     """The slots of this database, other than ``slot``, whose readers use the publication, or may.
 
     Postgres does not keep which publication a slot is for. A reader that is connected says it;
-    ``known`` says it of slots (publications by slot); a slot that is named as walflow names them,
-    and has no publication of its own, may be for FORMER_NAME, which once was everybody's.
+    ``known`` says it of slots (publications by slot). Any other slot may be for FORMER_NAME, which
+    once was everybody's, unless there is a publication of the slot's own name.
     """
     rows = connection.execute(
         "SELECT s.slot_name::text, coalesce(a.query, ''),"
@@ -284,13 +284,25 @@ def other_users(
     for other, query, has_own in rows:
         if other in known:
             uses = known[other] == name
-        elif "publication_names" in query:
-            uses = quote_identifier(name) in query.partition("publication_names")[2]
+        elif (asked_for := _PUBLICATION_NAMES.search(query)) is not None:
+            uses = name in _identifiers(asked_for[1].replace("''", "'"))
         else:
-            uses = name == FORMER_NAME and other.startswith(f"{FORMER_NAME}_") and not has_own
+            uses = name == FORMER_NAME and not has_own
         if uses:
             users.append(other)
     return tuple(users)
+
+
+_PUBLICATION_NAMES = re.compile(r"publication_names\"?\s+'((?:[^']|'')*)'")
+_IDENTIFIER = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
+
+
+def _identifiers(text: str) -> set[str]:
+    """A list of names as Postgres reads it: without quotes, letters are small."""
+    return {
+        bare.lower() if bare else quoted.replace('""', '"')
+        for quoted, bare in _IDENTIFIER.findall(text)
+    }
 
 
 @source_errors("see who made the publication")
