@@ -70,6 +70,14 @@ NOTHING = (
 )
 
 
+FORBIDDEN = """org.apache.spark.SparkException: Writing job aborted
+Caused by: org.apache.iceberg.exceptions.ForbiddenException: Forbidden: no grant on public.t"""
+EXPIRED = "org.apache.iceberg.exceptions.NotAuthorizedException: Not authorized: token expired"
+NO_GRANT = """org.apache.iceberg.jdbc.UncheckedSQLException: Cannot list tables
+Caused by: org.postgresql.util.PSQLException: ERROR: permission denied for schema x"""
+READ_ONLY = "java.nio.file.FileSystemException: /lake/t/a.parquet: Read-only file system"
+
+
 @pytest.mark.parametrize(
     ("text", "message", "may_pass", "hint"),
     [
@@ -106,6 +114,25 @@ NOTHING = (
         ),
         (PYTHON, "ModuleNotFoundError: No module named 'walflow'", True, "--debug"),
         (NOTHING, "Snapshot 7 is gone", True, "--debug"),
+        (
+            FORBIDDEN,
+            "ForbiddenException: Forbidden: no grant on public.t",
+            False,
+            "the right to write",
+        ),
+        (EXPIRED, "NotAuthorizedException: Not authorized: token expired", True, "Check the token"),
+        (
+            NO_GRANT,
+            "Cannot list tables: ERROR: permission denied for schema x",
+            False,
+            "the right to write",
+        ),
+        (
+            READ_ONLY,
+            "FileSystemException: /lake/t/a.parquet: Read-only file system",
+            False,
+            "the right to write",
+        ),
         ("", "RuntimeError", True, "--debug"),
     ],
 )
@@ -119,6 +146,27 @@ def test_the_cause_is_told(text: str, message: str, may_pass: bool, hint: str) -
     assert told.value.retry is may_pass
     assert hint in told.value.hint
     assert "The change log keeps what is not applied." in told.value.hint
+
+
+NAMES = ("forbidden_words", "permission denied", "AccessDeniedException", "Unknown catalog type")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.net.SocketTimeoutException: Read timed out: http://c:1/v1/namespaces/a/tables/{}",
+        "java.io.FileNotFoundException: /lake/a/{}/data/0.parquet (No space left on device)",
+        "java.lang.IllegalStateException: lake.public.`{}` has no snapshot 7",
+        "java.lang.IllegalStateException: Cannot commit lake.public.{}: it was changed",
+    ],
+)
+def test_the_name_of_a_table_is_no_cause(name: str, text: str) -> None:
+    if " " in name and "lake.public.{}" in text:
+        return  # Spark quotes such names.
+    cause = cause_of(RuntimeError(text.format(name)))
+    assert cause.may_pass
+    assert cause.not_allowed is cause.mistaken is False
 
 
 def test_our_own_errors_stay_as_they_are() -> None:

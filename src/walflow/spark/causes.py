@@ -8,6 +8,7 @@ last of it says what to do, and it stands in the stack trace.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -68,9 +69,22 @@ _DENIED = {
 }
 
 _MKDIRS = re.compile(r"Mkdirs failed to create (?:file:)?(\S+)(?: \(exists=.*)?")
+# Tables and folders are called as users like, `forbidden` and `timed out` too. So classes count
+# only where a class is told, and words only where an exception's own words begin.
+_PATH = re.compile(r"\S*/\S*|`[^`]*`")
+_REFUSING = frozenset(
+    (
+        "AccessControlException",
+        "AccessDeniedException",
+        "ForbiddenException",
+        "NotDirectoryException",
+        "ParentNotDirectoryException",
+        "ReadOnlyFileSystemException",
+    )
+)
 _NOT_ALLOWED = re.compile(
-    r"permission denied|access ?denied|AccessControlException|read-?only file ?system"
-    r"|Forbidden|Not ?authorized|Mkdirs failed|not a directory",
+    r"(?:^|[:(\]])\s*(?:permission[ _]denied|access ?denied|read-only file system"
+    r"|not a directory|mkdirs failed|403 forbidden)\b",
     re.IGNORECASE,
 )
 _MISTAKEN = re.compile(
@@ -97,6 +111,8 @@ class Cause:
     """A right is missing, or a place is none that could be written to."""
     mistaken: bool = False
     """A setting cannot be right."""
+    unknown_user: bool = False
+    """A server does not take us for anybody it knows, which may pass: a token can be a new one."""
     away: bool = False
     """A server did not answer, which may pass."""
 
@@ -110,13 +126,16 @@ def cause_of(error: BaseException) -> Cause:
     """The cause, of any exception."""
     chain = _chain(_trace(error))
     message = _message(chain) or type(error).__name__
-    told = " ".join(chain)
-    mistaken = _MISTAKEN.search(told) is not None
+    told = [_PATH.sub("", thrown) for thrown in chain]
+    classes = {name for thrown in chain for name in _classes(thrown)}
+    mistaken = any(_MISTAKEN.search(thrown) for thrown in told)
+    refused = bool(classes & _REFUSING) or any(_NOT_ALLOWED.search(thrown) for thrown in told)
     return Cause(
         message[:_LONGEST],
-        not_allowed=not mistaken and _NOT_ALLOWED.search(told) is not None,
+        not_allowed=not mistaken and refused,
         mistaken=mistaken,
-        away=_AWAY.search(told) is not None,
+        unknown_user="NotAuthorizedException" in classes,
+        away=any(_AWAY.search(thrown) for thrown in told),
     )
 
 
@@ -142,6 +161,14 @@ def _chain(trace: str) -> list[str]:
         found.append(python[-1])
         return found
     return found + [match[1] for match in _CAUSED_BY.finditer(trace)]
+
+
+def _classes(thrown: str) -> Iterator[str]:
+    """The names of the classes that it begins with."""
+    text = thrown.strip()
+    while (found := _THROWN.match(text)) is not None:
+        yield found["kind"].rpartition(".")[2]
+        text = text[found.end() :].strip()
 
 
 def _message(chain: list[str]) -> str:

@@ -44,6 +44,11 @@ def _hint(cause: Cause) -> str:
             "to write there, or name another place (destination.uri). Then run `walflow retry`. "
             f"{_KEPT}"
         )
+    if cause.unknown_user:
+        return (
+            "Check the token or the credential in destination.options. It is tried again by itself "
+            f"for a while. {_KEPT}"
+        )
     if cause.away:
         return (
             "Check the address in destination.options, and that the server runs and can be reached "
