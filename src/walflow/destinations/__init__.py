@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,15 +44,18 @@ __all__ = [
     "check_named",
     "check_uri",
     "is_lake",
+    "is_web",
     "open_destination",
     "open_without_spark",
-    "is_web",
     "packages_of",
     "place_of",
     "run_on_spark",
     "warehouse_of",
 ]
 
+
+_END_SECONDS = 5.0
+_END_SECONDS_ELSEWHERE = 60.0
 
 _logger = structlog.get_logger(__name__)
 
@@ -71,7 +76,8 @@ class OpenDestination:
 
         try:
             if self.warming_up is not None:
-                self.warming_up.end()
+                # With a JVM of ours it ends anyway; in one that is not, it would go on.
+                self.warming_up.end(_END_SECONDS if self.owns_spark else _END_SECONDS_ELSEWHERE)
             if isinstance(self.destination, Shutdown):
                 self.destination.shutdown()
         finally:
@@ -173,26 +179,46 @@ def open_destination(
     return OpenDestination(destination, spark, owns_spark, warming_up)
 
 
-def check_catalog(opened: OpenDestination, settings: Settings, *, begun: bool) -> None:
+def check_catalog(
+    opened: OpenDestination, settings: Settings, *, begun: bool, patience: float
+) -> None:
     """Of a lake whose catalog is not a folder: whether it can be reached and, unless tables are in
     it already, written to; else a DestinationError, before anything is copied.
 
-    Where tables are already (``begun``), one that does not answer now is waited for: the source's
-    log has to be received meanwhile.
+    Where tables are already (``begun``), one that does not answer, or has not after ``patience``
+    seconds, is waited for elsewhere: the source's log has to be received meanwhile.
     """
     from walflow.destinations.lake import LakeDestination
 
     destination = opened.destination
     if not settings.destination.options or not isinstance(destination, LakeDestination):
         return
-    try:
+    if not begun:
         destination.check_catalog()
-        if not begun:
-            destination.check_writable()
+        destination.check_writable()
+        return
+    answer: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            destination.check_catalog()
+        except BaseException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)
+
+    threading.Thread(target=ask, name="walflow-check-catalog", daemon=True).start()
+    reason: object = f"it has not answered for {patience:g} seconds"
+    try:
+        answer.result(patience)
+        return
+    except TimeoutError:
+        pass
     except DestinationError as error:
-        if not (begun and error.retry):
+        if not error.retry:
             raise
-        _logger.warning("the catalog does not answer; going on until it does", error=error)
+        reason = error
+    _logger.warning("the catalog does not answer; going on until it does", error=reason)
 
 
 def run_on_spark(

@@ -29,6 +29,8 @@ class Timing:
     lease_renewal: float = 3.0
     lease_poll: float = 0.5
     """Between two attempts to take a lease that another process has."""
+    catalog: float = 15.0
+    """How long a start waits for a catalog before the source's log is received without it."""
     store_pause: float = 0.5
     """Before a store that does not answer is asked again."""
     table_lock: float = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,9 +87,12 @@ class BackgroundJobs:
         with suppress(Exception), tagged(self._session, self._tag):
             self._function()
 
-    def end(self) -> None:
-        """Break off what is running; it has ended on return. Repeats safely."""
-        while self._thread.is_alive():
+    def end(self, seconds: float) -> None:
+        """Break off what is running; it has ended on return, or the seconds have passed: what
+        waits for somebody else, such as a catalog, is no job that could be broken off. Repeats
+        safely."""
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < deadline:
             # A JVM that is gone has no jobs; what it was asked for fails by itself.
             with suppress(Exception):
                 cancel_jobs(self._session, self._tag)

@@ -94,6 +94,7 @@ class IcebergFormat:
         self._keeps_views = keeps_views(options or {})
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
+        self._failure: Exception | None = None
 
     @property
     def keeps_views(self) -> bool:
@@ -268,10 +269,18 @@ class IcebergFormat:
             )
 
     def _bridge(self, spark: SparkSession) -> Bridge | None:
-        """Opened when first asked for: that starts the catalog, which may take long, or fail."""
+        """Opened when first asked for: that starts the catalog, which may take long, or fail. Who
+        has waited for an attempt that fails need not wait for another one."""
+        before = self._failure
         with self._opening:
             if not self._bridges:
-                bridge = open_bridge(spark, self.session_conf, self._version)
+                if self._failure is not None and self._failure is not before:
+                    raise self._failure
+                try:
+                    bridge = open_bridge(spark, self.session_conf, self._version)
+                except Exception as error:
+                    self._failure = error
+                    raise
                 if bridge is not None and self._keeps_views:
                     self._keeps_views = bridge.keeps_views()
                 self._bridges.append(bridge)

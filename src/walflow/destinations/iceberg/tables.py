@@ -75,6 +75,12 @@ _PROPERTIES = {
     "commit.manifest.min-count-to-merge": "20",
 }
 
+_REST_TIMEOUTS = {
+    "rest.client.connection-timeout-ms": "60000",
+    "rest.client.socket-timeout-ms": "60000",
+}
+"""Iceberg has none: who waits for a server that hangs would wait for ever, and not end either."""
+
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 
 
@@ -83,6 +89,7 @@ def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
     prefix = f"spark.sql.catalog.{CATALOG}"
     # Iceberg refuses a catalog that has a class and a type.
     kind = {} if "catalog-impl" in options else {f"{prefix}.type": "hadoop"}
+    timeouts = _REST_TIMEOUTS if _is_rest(options) else {}
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         **kind,
@@ -92,8 +99,13 @@ def catalog_conf(warehouse: str, options: Mapping[str, str]) -> dict[str, str]:
         # A table that gets another name stays in its folder. If another one of its former name
         # came into the same, each would take the other's files for litter.
         f"{prefix}.unique-table-location": "true",
-        **{f"{prefix}.{name}": value for name, value in options.items()},
+        **{f"{prefix}.{name}": value for name, value in {**timeouts, **options}.items()},
     }
+
+
+def _is_rest(options: Mapping[str, str]) -> bool:
+    kind = options.get("type", "").lower(), options.get("catalog-impl", "").rpartition(".")[2]
+    return "rest" in kind or "RESTCatalog" in kind
 
 
 def table_identifier(name: TableName) -> str:
