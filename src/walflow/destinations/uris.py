@@ -20,6 +20,7 @@ GROUP = "walflow.destinations"
 
 _WEB = ("http", "https")
 _FOLDER = "For example iceberg:///data/lake. Settings of the catalog go into destination.options."
+_KIND = re.compile(r"[a-z][a-z0-9+.\-]+:", re.IGNORECASE)
 _OBJECT_STORE = (
     "The URI names a folder of this machine, like iceberg:///data/lake. For Iceberg tables in an "
     "object store, keep such a URI and name the store in destination.options, by a catalog of type "
@@ -38,12 +39,12 @@ def is_lake(uri: str) -> bool:
     return kind_of(uri) in LAKES
 
 
-def check_uri(uri: str) -> None:
 def is_web(uri: str) -> bool:
     """Whether the URI names a web service."""
     return kind_of(uri) in _WEB
 
 
+def check_uri(uri: str) -> None:
     """BadUri if the URI names no destination. Opens nothing, and makes nothing."""
     kind = kind_of(uri)
     if kind not in (*_WEB, PYTHON) and (kind in LAKES or installed(GROUP, kind) is None):
@@ -78,7 +79,9 @@ def warehouse_of(uri: str) -> Path:
         # Started elsewhere, the same settings would name another lake.
         raise BadUri(
             f"The destination {shown} names a folder by a relative path.",
-            hint=f"Write the whole path: {parts.scheme}://{Path(path).absolute()}",
+            hint=_OBJECT_STORE
+            if _KIND.match(path)
+            else f"Write the whole path: {parts.scheme}://{Path(path).absolute()}",
         )
     return Path("/" + path.lstrip("/"))
 
