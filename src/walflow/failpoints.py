@@ -5,6 +5,11 @@ acts at the named places: at every hit, at the third hit only (``@3``), of one t
 (``[public.t]``). ``kill`` ends the process as ``kill -9`` does, ``raise`` raises
 ``FailpointReached``, ``sleep:s`` waits. Without the variable a place costs one dictionary look-up.
 
+``hold`` waits until the test lets go: until ``set_failpoints`` replaces the failpoints, or, in a
+process that only the environment reaches, until the file is there that ``WALFLOW_FAILPOINTS_END``
+names. After ten minutes (``hold:s``: so many seconds) it raises ``FailpointReached``: what is held
+is then not what the test meant.
+
 The places: ``move.<phase>`` and ``moved.<phase>`` (before and after a phase is stored),
 ``slot.made``, ``copy.range``, ``copy.mended``, ``sync.data_sync``, ``sync.finished_copy``,
 ``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``, ``view.copied``,
@@ -21,12 +26,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from walflow.errors import ConfigError, FailpointReached
 
 __all__ = ["ScriptedFault", "failpoint", "parse_faults", "set_failpoints"]
 
 VARIABLE = "WALFLOW_FAILPOINTS"
+END_VARIABLE = "WALFLOW_FAILPOINTS_END"
+_HOLD_SECONDS = 600.0
+_LOOK_SECONDS = 0.05
 _ENTRY = re.compile(
     r"(?P<name>[a-z_.]+)(?:\[(?P<subject>[^]]*)])?(?:@(?P<hit>\d+))?"
     r"=(?P<action>[a-z]+):?(?P<seconds>[\d.]+)?"
@@ -70,30 +79,53 @@ def parse_faults(text: str, what: str, actions: Sequence[str]) -> list[ScriptedF
     return found
 
 
-def _parse(text: str) -> dict[str, list[ScriptedFault]]:
+@dataclass(frozen=True, slots=True)
+class _Script:
+    points: dict[str, list[ScriptedFault]]
+    replaced: threading.Event = field(default_factory=threading.Event)
+
+
+def _parse(text: str) -> _Script:
     points: dict[str, list[ScriptedFault]] = {}
-    for point in parse_faults(text, VARIABLE, ("kill", "raise", "sleep")):
+    for point in parse_faults(text, VARIABLE, ("kill", "raise", "sleep", "hold")):
         points.setdefault(point.name, []).append(point)
-    return points
+    return _Script(points)
 
 
-_points = _parse(os.environ.get(VARIABLE, ""))
+_script = _parse(os.environ.get(VARIABLE, ""))
 
 
 def set_failpoints(text: str) -> None:
-    """Replace this process's failpoints; an empty text ends them."""
-    global _points
-    _points = _parse(text)
+    """Replace this process's failpoints; an empty text ends them. Who is held goes on."""
+    global _script
+    before, _script = _script, _parse(text)
+    before.replaced.set()
 
 
 def failpoint(name: str, subject: object = "") -> None:
     """Act if a test has asked for it at this place."""
-    for point in _points.get(name, ()):
+    script = _script
+    for point in script.points.get(name, ()):
         if not point.strikes(str(subject)):
             continue
         if point.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif point.action == "sleep":
             time.sleep(point.seconds)
+        elif point.action == "hold":
+            _hold(script, point, subject)
         else:
             raise FailpointReached(f"the failpoint {name} was reached ({subject})")
+
+
+def _hold(script: _Script, point: ScriptedFault, subject: object) -> None:
+    seconds = point.seconds or _HOLD_SECONDS
+    deadline = time.monotonic() + seconds
+    end = os.environ.get(END_VARIABLE)
+    while not script.replaced.wait(_LOOK_SECONDS):
+        if end is not None and Path(end).exists():
+            return
+        if time.monotonic() > deadline:
+            raise FailpointReached(
+                f"the failpoint {point.name} ({subject}) was held for {seconds:g} s"
+            )

@@ -26,6 +26,8 @@ class Room:
         self.path = path
         self.failpoints = ""
         """Where commands are to fail; see walflow.failpoints."""
+        self.go_on = path / "go-on"
+        """Commands are held by failpoints until this file is there."""
         self.home: Path | None = None
         """Of whoever runs them, if not of whoever runs the tests."""
 
@@ -43,7 +45,12 @@ class Room:
         for name in ("WALFLOW_CACHE", "WALFLOW_POSTGRES"):
             if name in os.environ:
                 kept[name] = os.environ[name]
-        ours = {"TMPDIR": str(self.path), "COLUMNS": "80", "WALFLOW_FAILPOINTS": self.failpoints}
+        ours = {
+            "TMPDIR": str(self.path),
+            "COLUMNS": "80",
+            "WALFLOW_FAILPOINTS": self.failpoints,
+            "WALFLOW_FAILPOINTS_END": str(self.go_on),
+        }
         if self.home is not None:
             cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
             ours |= {"HOME": str(self.home), "XDG_CACHE_HOME": cache}
@@ -101,7 +108,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(120)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 
 from walflow.destinations.base import ChangesTables, Destination, Events, Positioned, SwapsTables
 from walflow.errors import ConfigError, DestinationError, FailpointReached
 from walflow.evolution import Evolution
-from walflow.failpoints import failpoint
+from walflow.failpoints import END_VARIABLE, VARIABLE, failpoint, set_failpoints
 from walflow.model import Lsn, Span, TableSchema
 from walflow.testing.faults import FaultyDestination, failpoints
 from walflow.testing.sources import make_schema
@@ -85,6 +91,60 @@ def test_failpoints_last_as_long_as_the_block() -> None:
         with pytest.raises(FailpointReached):
             failpoint("apply.write", ONE.name)
     failpoint("apply.write", ONE.name)
+
+
+def test_who_is_held_goes_on_when_the_failpoints_are_replaced() -> None:
+    passed: list[str] = []
+
+    def work() -> None:
+        failpoint("apply.write", ONE.name)
+        passed.append("apply.write")
+        failpoint("apply.written", ONE.name)
+        passed.append("apply.written")
+
+    with failpoints("apply.write[public.one]=hold"):
+        failpoint("apply.write", TWO.name)
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join(0.3)
+        assert passed == []
+        set_failpoints("apply.written=hold")
+        worker.join(0.3)
+        assert "apply.written" not in passed
+    worker.join(60)
+    assert passed == ["apply.write", "apply.written"]
+
+
+def test_nobody_is_held_for_ever() -> None:
+    with (
+        failpoints("apply.write=hold:0.1"),
+        pytest.raises(FailpointReached, match=r"apply\.write \(public\.one\) was held for 0\.1 s"),
+    ):
+        failpoint("apply.write", ONE.name)
+
+
+def test_a_process_is_held_until_a_file_is_there(tmp_path: Path) -> None:
+    program = (
+        "from walflow.failpoints import failpoint\n"
+        "print('there', flush=True)\n"
+        "failpoint('apply.write')\n"
+        "print('on', flush=True)\n"
+    )
+    end = tmp_path / "end"
+    environment = os.environ | {VARIABLE: "apply.write=hold", END_VARIABLE: str(end)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "there\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(0.3)
+            end.touch()
+            assert child.stdout.readline() == "on\n"
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
 
 
 def test_one_inside_another() -> None:
