@@ -13,6 +13,7 @@ from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.maintenance import UpkeepPlan
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableSchema
 
@@ -44,7 +45,12 @@ class Pair:
     """The table is in a folder of its own, with a name that has to be quoted."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, schema: TableSchema, format: str = "iceberg"
+        self,
+        spark: SparkSession,
+        folder: Path,
+        schema: TableSchema,
+        format: str = "iceberg",
+        upkeep: UpkeepPlan | None = None,
     ) -> None:
         (folder / "log").mkdir()
         self.spark = spark
@@ -52,7 +58,7 @@ class Pair:
         self.warehouse = folder / "ware house%20"
         self._format = format
         self.format = lake_format(format, self.warehouse)
-        self.destination = LakeDestination(spark, self.format, OWNER)
+        self.destination = LakeDestination(spark, self.format, OWNER, upkeep=upkeep)
         self.session = lake_session(spark, self.format.session_conf)
 
     def another_destination(self) -> LakeDestination:

@@ -3,6 +3,7 @@ belong, and what a commit was made for shows afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from walflow.destinations.base import Events
 from walflow.destinations.iceberg.columnar.tables import ColumnarTables
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.maintenance import Due, Schedule, UpkeepPlan
 from walflow.destinations.lake.owner import Place, position_of
-from walflow.errors import DestinationForeign, TableMoved
+from walflow.errors import DestinationForeign, TableMoved, WalflowError
 from walflow.model import Lsn, TableSchema
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def room(
 ) -> Iterator[Room]:
     if engine == "spark":
         monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
-    pair = Pair(spark, tmp_path, schema, lake_format)
+    pair = Pair(spark, tmp_path, schema, lake_format, UpkeepPlan(small_files=2))
     with pair.source.transaction():
         for number in range(1, 4):
             pair.source.insert(**({"id": number} if schema.key else {}), a=f"a{number}", n=1)
@@ -129,7 +131,7 @@ def test_a_table_that_was_set_back_is_gone_on_with_from_where_it_is(room: Room) 
     # Upkeep says of a table what it is, not what it was.
     room.set_back(1)
     at = room.position()
-    room.pair.destination._schedule.committed(room.pair.source.schema.name)
+    assert room.pair.destination.maintenance_due(room.pair.source.schema)
     room.pair.destination.maintain(room.pair.source.schema)
     assert room.position() == at == room.events[-2].span.upto
     room.replay()
@@ -158,6 +160,27 @@ def test_what_happens_while_a_batch_is_written_is_seen(
     room.events = [room.change("and on")]
     room.write(room.events[0])
     room.pair.check()
+
+
+@spark_needed
+@pytest.mark.parametrize(
+    ("lake_format", "engine", "schema"),
+    [("iceberg", "spark", KEYED), ("delta", "spark", KEYED)],
+    ids=["iceberg", "delta"],
+)
+def test_what_happens_while_a_table_is_maintained_is_seen(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep commits several times that the table stays where it is."""
+    destination, schema = room.pair.destination, room.pair.source.schema
+    monkeypatch.setattr(Schedule, "begin", lambda *_: Due(True, True))
+    moved = _once_looked_at(monkeypatch, destination, lambda: room.set_back(2))
+    # Upkeep may be refused, because the table is another one by then.
+    with contextlib.suppress(WalflowError):
+        destination.maintain(schema)
+    assert moved
+    for asked in (destination, room.pair.another_destination()):
+        assert asked.applied(schema) in (None, room.events[0].span.upto)
 
 
 @spark_needed
@@ -205,11 +228,16 @@ def test_positions_by_what_commits_say() -> None:
     assert position_of([at(3), at(9)]) == Lsn(3)
     assert position_of([at(3, 2), at(2, 1)]) == Lsn(3)
     assert position_of([at(3, 3), at(3, 2)]) == Lsn(3)
+    # By some of them the table stays where it is.
+    assert position_of([at(3, 3), at(3, 3), at(3, 2), at(1)]) == Lsn(3)
     # Put on another version.
     assert position_of([at(3, 2), at(1)]) is None
     assert position_of([at(3, 2), None]) is None
+    assert position_of([at(3, 3), at(3, 3), at(1)]) is None
+    assert position_of([at(3, 3), at(3, 3), None]) is None
     # What was before has expired.
     assert position_of([at(3, 2)]) == Lsn(3)
+    assert position_of([at(3, 3), at(3, 3)]) == Lsn(3)
 
 
 def _once_looked_at(

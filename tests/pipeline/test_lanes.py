@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ from walflow.cli.opening import opened_store
 from walflow.cli.overview import read_overview
 from walflow.config import Settings
 from walflow.errors import DestinationError, TablesSetAside
-from walflow.model import Lsn, Phase, TableName
+from walflow.failpoints import set_failpoints
+from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.tables import TableState
 from walflow.states import RetryKind
@@ -121,6 +123,57 @@ def test_a_table_that_somebody_sets_back_while_it_is_followed(
         assert_equal(shelf, database, "a", "b")
 
 
+def test_a_quiet_table_among_busy_ones_is_not_taken_for_set_back(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    shelf = PositionedShelf()
+    set_failpoints("sync.data_sync[public.a]=hold")
+    with (
+        running(settings, spark, destination=shelf, caught_up=False) as pipeline,
+        capture_logs() as logs,
+    ):
+        wait_for(lambda: phase_of(pipeline, "b") is Phase.READY, WAIT)
+        # What b is given moves a's position on, and writes nothing to a.
+        database.execute("UPDATE b SET v = 'busy' WHERE id = 1")
+        wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
+        set_failpoints("")
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        state = state_of(pipeline, "a")
+        assert state is not None
+        assert state.position > shelf.positions[A]
+        database.execute("UPDATE a SET v = 'at last' WHERE id = 1")
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a", "b")
+    assert not [log for log in logs if "set a table back" in log["event"]]
+    assert shelf.copies == {A: 1, B: 1}
+
+
+def test_a_destination_that_is_away_for_a_moment_sets_no_table_aside(
+    spark: SparkSession,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = PositionedShelf()
+    away: list[TableName] = []
+    applied = shelf.applied
+
+    def asked(table: TableSchema) -> Lsn | None:
+        if table.name not in away:
+            away.append(table.name)
+            raise DestinationError("the catalog is away", retry=True)
+        return applied(table)
+
+    with running(settings, spark, destination=shelf) as pipeline, capture_logs() as logs:
+        wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+        monkeypatch.setattr(shelf, "applied", asked)
+        database.execute("UPDATE a SET v = 'x' WHERE id = 1")
+        catch_up(pipeline)
+        assert_equal(shelf, database, "a")
+        assert A in away
+    assert not [log for log in logs if "set aside" in log["event"]]
+
+
 def test_a_table_that_catches_up_gets_on_however_often_it_is_broken_off(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:
@@ -170,6 +223,16 @@ def change_byte(path: Path, value: bytes = b"") -> None:
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
 
 
+def files_with(value: bytes, folder: Path) -> list[Path]:
+    """The files of a change log in which the value stands. One may go while they are looked at."""
+    found = []
+    for path in folder.glob("*/*"):
+        with suppress(FileNotFoundError):
+            if value in path.read_bytes():
+                found.append(path)
+    return found
+
+
 def test_nothing_is_applied_from_a_damaged_segment(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:
@@ -188,8 +251,8 @@ def test_nothing_is_applied_from_a_damaged_segment(
         assert held.wait(WAIT)
         database.execute("UPDATE a SET v = 'nisread' WHERE id = 2")
         data = settings.log_folder / "data"
-        wait_for(lambda: any(b"nisread" in f.read_bytes() for f in data.glob("*/*")), WAIT)
-        (damaged,) = (f for f in data.glob("*/*") if b"nisread" in f.read_bytes())
+        wait_for(lambda: bool(files_with(b"nisread", data)), WAIT)
+        (damaged,) = files_with(b"nisread", data)
         database.execute("UPDATE b SET v = 'sealed' WHERE id = 1")
         wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
         change_byte(damaged, b"nisread")

@@ -18,11 +18,11 @@ import structlog
 
 from walflow.changelog import ChangeLog, Segment
 from walflow.destinations.base import Destination, Positioned
-from walflow.errors import TableMoved
+from walflow.errors import TableMoved, WalflowError
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.evolving import Evolver, Outgrown
 from walflow.pipeline.pace import Pace
-from walflow.pipeline.rounds import Rounds, Stretch
+from walflow.pipeline.rounds import QUICK_RETRY_SECONDS, Rounds, Stretch
 from walflow.pipeline.tables import Tables, TableState
 from walflow.pipeline.timing import Timing
 from walflow.pipeline.upkeep import Upkeep
@@ -71,6 +71,9 @@ class _Lane:
     """Nothing more is to be applied."""
     verified: bool = False
     """Whether the destination has been asked for its position."""
+    written: Lsn = Lsn(0)
+    """Where the destination's table is by what it said, or was given, last. The table's position
+    may be a later one: what comes in between does not concern it."""
     moved: bool = False
     """Whether its last batch was refused because the table was somewhere else."""
     seconds: float = math.inf
@@ -358,7 +361,7 @@ class Lanes:
         count = lane.pace.fitting([stretch.bytes for stretch in stretches])
         began = time.monotonic()
         try:
-            left = self._rounds.apply(state, stretches[:count])
+            applied = self._rounds.apply(state, stretches[:count])
         except TableMoved as moved:
             if lane.moved:
                 raise Outgrown(f"it is not as walflow left it: {moved}") from moved
@@ -366,9 +369,11 @@ class Lanes:
             lane.moved, lane.verified = True, False
             return stretches
         lane.moved = False
-        applied = sum(stretch.bytes for stretch in stretches[: count - len(left)])
-        lane.pace.took(applied, time.monotonic() - began)
-        return [*left, *stretches[count:]]
+        if applied.written is not None:
+            lane.written = applied.written
+        size = sum(stretch.bytes for stretch in stretches[: count - len(applied.left)])
+        lane.pace.took(size, time.monotonic() - began)
+        return [*applied.left, *stretches[count:]]
 
     def _fulfil(self, state: TableState, wish: _Wish) -> None:
         oid = state.schema.oid
@@ -403,29 +408,53 @@ class Lanes:
         # First: a form that the table was to have is asked about as one that it has.
         state = self._evolver.finish(self._tables.get(oid) or state)
         if isinstance(self._destination, Positioned):
-            applied = self._destination.applied(state.destination_schema)
+            applied = self._ask(self._destination, state)
             if applied is None:
                 raise Outgrown(
                     "the destination has no complete copy of it in the form that the settings "
                     "ask for"
                 )
-            if applied != state.position:
-                if lane.verified:
-                    _logger.warning(
-                        "someone else has set a table back, or ahead; it goes on from there",
-                        table=str(state.name),
-                        position=str(state.position),
-                        now=str(applied),
-                    )
-                self._tables.update(oid, position=applied)
+            if not lane.verified:
+                position = applied
+            elif applied == lane.written:
+                position = state.position
+            else:
+                position = applied
+                _logger.warning(
+                    "someone else has set a table back, or ahead; it goes on from there",
+                    table=str(state.name),
+                    position=str(lane.written),
+                    now=str(applied),
+                )
+                if applied < min(lane.written, state.schema.version):
+                    # What a change of its form did to older rows may be undone, its columns not.
+                    raise Outgrown("it was set back to before its columns changed")
+            if position != state.position:
+                self._tables.update(oid, position=position)
                 with self._lock:
                     if not lane.left:
-                        self._fill(lane, oid, applied)
+                        self._fill(lane, oid, position)
             # Last: until the position was told, segments may have been let go by the former one.
-            if not self._log.covers(oid, applied):
+            if not self._log.covers(oid, position):
                 raise Outgrown("the log no longer has all that the destination lacks")
+            lane.written = applied
         lane.verified = True
         return self._tables.get(oid) or state
+
+    def _ask(self, destination: Positioned, state: TableState) -> Lsn | None:
+        """Where the destination's table is. A second time if it does not answer: this is asked
+        before each batch, and what a moment heals need not set the table aside."""
+        try:
+            return destination.applied(state.destination_schema)
+        except WalflowError as error:
+            if not error.retry or self._stop.wait(QUICK_RETRY_SECONDS):
+                raise
+            _logger.warning(
+                "a table was not asked where it is; trying again",
+                table=str(state.name),
+                error=str(error),
+            )
+        return destination.applied(state.destination_schema)
 
     def _settle(self, state: TableState, reached: Lsn) -> None:
         """The table has met the others."""

@@ -32,9 +32,9 @@ from walflow.stores.base import SchemaStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Rounds", "Stretch"]
+__all__ = ["QUICK_RETRY_SECONDS", "Applied", "Rounds", "Stretch"]
 
-_QUICK_RETRY_SECONDS = 0.5
+QUICK_RETRY_SECONDS = 0.5
 
 _logger = structlog.get_logger(__name__)
 
@@ -55,6 +55,16 @@ class Stretch:
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of stretches."""
+
+    left: tuple[Stretch, ...]
+    """They have to wait for the next round."""
+    written: Lsn | None
+    """Where the destination's table is with it; None: it has nothing to write of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +102,8 @@ class Rounds:
         self._metrics = metrics
         self._stop = stop
 
-    def apply(self, state: TableState, stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
-        """Apply the stretches, which follow each other, in one round; returns those that have to
-        wait for the next one. Raises Outgrown."""
+    def apply(self, state: TableState, stretches: Sequence[Stretch]) -> Applied:
+        """Apply the stretches, which follow each other, in one round. Raises Outgrown."""
         ends = [stretch.span.upto for stretch in stretches]
         count = self._progress.before_cut(ends, stretches[0].commit_time)
         later, stretches = stretches[count:], stretches[:count]
@@ -126,7 +135,7 @@ class Rounds:
         if updated is not None and not isinstance(self._destination, Positioned):
             # Nobody else remembers it: what is not stored is delivered again.
             self._tables.save(updated.schema.oid)
-        return (*taken.left, *later)
+        return Applied((*taken.left, *later), span.upto if taken.files else None)
 
     # What is taken.
 
@@ -138,14 +147,22 @@ class Rounds:
         key = key_numbers(state.schema)
         for number, stretch in enumerate(stretches):
             wanted = [file for file in stretch.files if not self._is_past(state, stretch, file)]
-            for version in {file.version for file in wanted} - forms.keys():
-                forms[version] = self._form(state, version)
+            try:
+                for version in {file.version for file in wanted} - forms.keys():
+                    forms[version] = self._form(state, version)
+            except Outgrown:
+                if files:
+                    # A table that leaves gets at least what comes before.
+                    return self._round(files, forms, stretches, number)
+                raise
             keys = {key_numbers(forms[file.version]) for file in wanted}
             if keys - {key}:
                 if files:
                     return self._round(files, forms, stretches, number)
                 if len(keys) > 1:
                     raise Outgrown("its key changed in the middle of what was written at once")
+                if wanted[0].version < state.schema.version:
+                    raise Outgrown("it was set back to before its key changed")
                 key = keys.pop()
             files += wanted
         return self._round(files, forms, stretches, len(stretches))
@@ -266,7 +283,7 @@ class Rounds:
                 table=str(state.name),
                 error=str(error),
             )
-            if self._stop.wait(_QUICK_RETRY_SECONDS):
+            if self._stop.wait(QUICK_RETRY_SECONDS):
                 raise
             self._destination.write_events(events)
 

@@ -83,19 +83,20 @@ class Place:
 
 def position_of(places: Iterable[Place | None]) -> Lsn | None:
     """The position of a table, by those of its commits that say one, the newest first; a None among
-    them: nobody knows what it was before. None: it has no position, or its newest commit was put on
-    another version than it was made for, and it may lack changes."""
+    them: nobody knows what it was before. None: it has no position, or one of its newest commits
+    was put on another version than it was made for, and it may lack changes."""
     newest: Place | None = None
+    made_for: Lsn | None = None
     for place in places:
-        if newest is None:
-            if place is None:
-                return None
-            if place.since is None:
-                return place.position
-            newest = place
-        else:
-            return newest.position if place and place.position == newest.since else None
-    # What it was made for has expired.
+        is_newest = newest is None
+        if place is None or not (is_newest or place.position == made_for):
+            return None
+        newest = newest or place
+        # A commit by which the table stays where it is says no more than the one below it.
+        if place.since is None or not (is_newest or place.since == place.position):
+            break
+        made_for = place.since
+    # What the oldest was made for may have expired.
     return None if newest is None else newest.position
 
 
