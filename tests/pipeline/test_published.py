@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT
 from walflow.config import TypeSettings
 from walflow.errors import PublicationChanged, Stopped, TableLocked
 from walflow.pipeline.published import Published
@@ -74,14 +75,28 @@ def test_closing_ends_a_question_that_waits(source: Database, published: Publish
     names(published)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(published._ask, sleep)
-        wait_for(lambda: source.execute(ASLEEP) == [(1,)], 30)
+        wait_for(lambda: source.execute(ASLEEP) == [(1,)], WAIT)
         published.close()
         published.close()
         with pytest.raises(Stopped):
-            answer.result(30)
+            answer.result(WAIT)
     with pytest.raises(Stopped):
         published.read()
-    wait_for(lambda: source.execute(SESSIONS) == [(0,)], 30)
+    wait_for(lambda: source.execute(SESSIONS) == [(0,)], WAIT)
+
+
+def test_the_log_of_an_idle_server_ends_where_its_stream_ends(
+    source: Database, published: Published
+) -> None:
+    """Who waits for the stream to come further would wait until somebody writes."""
+    segment = source.execute("SELECT pg_size_bytes(current_setting('wal_segment_size'))")[0][0]
+
+    def ends_with_a_segment() -> bool:
+        source.execute("SELECT pg_switch_wal()")
+        return bool(published.news(None).ended % segment == 0)
+
+    # More than once: the server itself writes a little now and then.
+    wait_for(ends_with_a_segment, WAIT)
 
 
 @pytest.mark.parametrize("table", ["a", "p1", "p"])
@@ -93,10 +108,10 @@ def test_a_table_that_is_dropped_while_it_is_looked_at(
         with source.connect(autocommit=False) as other:
             other.execute(f"DROP TABLE {table}")
             answer = pool.submit(names, published)
-            wait_for(lambda: answer.done() or source.execute(WAITING) == [(1,)], 30)
+            wait_for(lambda: answer.done() or source.execute(WAITING) == [(1,)], WAIT)
         # Which are worth another look.
         with suppress(PublicationChanged, TableLocked):
-            assert set(answer.result(30)) <= {"a", "p"}
+            assert set(answer.result(WAIT)) <= {"a", "p"}
     assert names(published) == {"a": ["p"], "p1": ["a", "p"], "p": ["a"]}[table]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ import pytest
 
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import ALWAYS_BULK, LIVE_ONLY, Capture, changes, make_slot, wait_for
+from tests.pipeline.running import WAIT
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Finding
 from walflow.checks.performing import perform
 from walflow.config import Settings, TypeSettings, load_settings
-from walflow.errors import AuthenticationFailed, CannotConnect, ConfigError, SourceError
+from walflow.errors import AuthenticationFailed, CannotConnect, ConfigError, SourceError, Stopped
+from walflow.pipeline.published import Published
 from walflow.source.catalog import published_tables
-from walflow.source.connection import connect
+from walflow.source.connection import Session, connect, source_errors
 from walflow.source.copy import copy_query, snapshot_session
 from walflow.source.ranges import copy_ranges
 from walflow.source.snapshot import keep_snapshot
@@ -118,7 +121,7 @@ def wait_until_asked_for(secured: Secured) -> None:
             return False
         return True
 
-    wait_for(accepted, 60, "the server takes certificates")
+    wait_for(accepted, WAIT, "the server takes certificates")
 
 
 @pytest.fixture
@@ -183,7 +186,9 @@ def test_tables_are_copied_by_certificate(secured: Secured, shop: Database, tmp_
         ) as session,
     ):
         (table,) = published_tables(session, "p", TypeSettings())
-        assert encrypted_sessions(shop) == {"walflow snapshot": True, "walflow copy": True}
+        # The server takes a moment to see that the one that made the slot has gone.
+        ours = {"walflow snapshot": True, "walflow copy": True}
+        wait_for(lambda: encrypted_sessions(shop) == ours, WAIT)
         ranges = copy_ranges([table], range_bytes=200_000)
         files = [
             copy_query(session, piece.query, table.schema, tmp_path / f"{place}.parquet")
@@ -244,6 +249,30 @@ def test_a_store_with_certificates_as_text(secured: Secured, shop: Database) -> 
     shop.execute(f"GRANT CREATE ON DATABASE {shop.name} TO {ROLE}")
     with closing(SqlStore(PostgresDatabase(secured.uri(shop.name, **tls), "walflow"), "shop")):
         assert encrypted_sessions(shop) == {"walflow_store": True}
+
+
+def test_a_question_is_given_up_with_certificates_as_text(secured: Secured, shop: Database) -> None:
+    @source_errors("sleep")
+    def sleep(session: Session) -> None:
+        session.execute("SELECT pg_sleep(600)")
+
+    assert secured.server.root_certificate is not None
+    root = secured.server.root_certificate.read_text()
+    own = (secured.folder / "own.crt").read_text()
+    tls = secured.certified | {"root_certificate": root, "certificate": own}
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Published(secured.uri(shop.name, **tls), "t", "p", TypeSettings()) as published,
+    ):
+        answer = pool.submit(published._ask, sleep)
+        asleep = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event = 'PgSleep'"
+        )
+        wait_for(lambda: shop.execute(asleep) == [(1,)], WAIT)
+        published.close()
+        with pytest.raises(Stopped):
+            answer.result(WAIT)
 
 
 @pytest.mark.parametrize(

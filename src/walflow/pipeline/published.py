@@ -32,8 +32,8 @@ __all__ = ["News", "Published"]
 _CANCEL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOKS = 10
-_PAGE, _HEADER = 8192, 24
-"""Bytes of a page of the source's log, and of what stands at its beginning."""
+_HEADER, _LONG_HEADER = 24, 40
+"""Bytes at the beginning of a page of the source's log, and of the first one of a segment."""
 
 _Answer = TypeVar("_Answer")
 
@@ -53,15 +53,31 @@ class News:
     """The oids of all publications that there were."""
 
 
+def _cancel(session: Session) -> None:
+    try:
+        session.cancel_safe(timeout=_CANCEL_SECONDS)
+    except psycopg.errors.CancellationTimeout:
+        raise
+    except psycopg.OperationalError:
+        # By TLS, libpq reads the certificates again, and files of theirs are there only while we
+        # connect. So in the clear: what is sent ends one query, and tells nothing.
+        session.cancel()
+
+
 @source_errors("see how far the source's log reaches")
 def _log_position(session: Session) -> Lsn:
     # What is seen may not have been flushed yet (synchronous_commit = off).
-    row = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    row = session.execute(
+        "SELECT pg_current_wal_insert_lsn()::text, current_setting('wal_block_size')::int8,"
+        " pg_size_bytes(current_setting('wal_segment_size'))"
+    ).fetchone()
     assert row is not None
-    position = Lsn.parse(row[0])
+    position, page, segment = Lsn.parse(row[0]), row[1], row[2]
     # Just behind a page's header: nothing was written since the page before, where the stream of an
     # idle server ends.
-    return Lsn(position - _HEADER) if position % _PAGE == _HEADER else position
+    if position % segment == _LONG_HEADER:
+        return Lsn(position - _LONG_HEADER)
+    return Lsn(position - _HEADER) if position % page == _HEADER else position
 
 
 class Published(Closing):
@@ -171,7 +187,7 @@ class Published(Closing):
             if session is not None:
                 # Again, until one meets a query: an answer takes several.
                 with suppress(psycopg.Error):
-                    session.cancel_safe(timeout=_CANCEL_SECONDS)
+                    _cancel(session)
             if time.monotonic() > deadline:
                 return  # the source is out of reach; who is asking hangs up
         try:
