@@ -105,6 +105,8 @@ def test_a_jvm_that_does_not_start_says_why() -> None:
 SECRET = "hunter2hunter2"
 SECRET_AND_DEATH = f"""
 import json
+import threading
+import time
 import psutil
 import walflow.spark.session as sessions
 from walflow.config import SparkSettings
@@ -119,8 +121,23 @@ found = {{
     "secret": hadoop.get("fs.s3a.secret.key"),
     "running": sessions.jvm_ended(),
 }}
+# It dies in the middle of a call, and with a connection to PySpark's server of accumulators.
+found["python"] = spark.sparkContext.parallelize([1, 2]).count()
+java, broken = spark.sparkContext._jvm.java.lang, []
+def call():
+    java.System.setProperty("called", "yes")
+    try:
+        java.Thread.sleep(600_000)
+    except Exception as error:
+        broken.append(type(error).__name__)
+calling = threading.Thread(target=call)
+calling.start()
+while java.System.getProperty("called") is None:
+    time.sleep(0.01)
 jvm.kill()
 found["ended"] = sessions.jvm_ended(60)
+calling.join()
+found["broken"] = len(broken)
 sessions.stop_session(spark)
 found["stopped"] = sessions.jvm_ended()
 spark = sessions.make_session(settings)
@@ -147,7 +164,7 @@ def test_secrets_stay_off_the_command_line_and_a_dead_jvm_is_told(tmp_path: Path
     assert SECRET not in command
     assert found["secret"] == SECRET
     assert (found["running"], found["ended"], found["stopped"]) == (None, -9, None)
-    assert found["again"] == 3
+    assert (found["python"], found["broken"], found["again"]) == (2, 1, 3)
     assert not list(tmp_path.glob("walflow-spark-*"))
 
 

@@ -76,7 +76,7 @@ def _run(
     from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
     from walflow.cli.showing import Watcher
-    from walflow.errors import WalflowError
+    from walflow.errors import SparkError, WalflowError
     from walflow.observe.metrics import Metrics
     from walflow.observe.serve import serve_metrics
     from walflow.pipeline.pipeline import Pipeline
@@ -115,12 +115,12 @@ def _run(
         return signals.exit_code
     try:
         work.result()
-    except WalflowError:
-        raise
     except Exception as error:
-        if debug or not signals.count:
+        of_spark = isinstance(error, SparkError) or not isinstance(error, WalflowError)
+        if debug or not signals.count or not of_spark:
             raise
-        # Who signals a whole process group (systemd does, by default) ends Spark under our hands.
+        # Who signals every process, Spark's JVM too (systemd with KillMode=control-group, its
+        # default), ends it under our hands.
         click.echo(
             f"The last round was broken off ({type(error).__name__}); the next run repeats it.",
             err=True,

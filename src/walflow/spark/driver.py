@@ -19,6 +19,7 @@ from walflow.spark.conf import is_local, master_addresses
 from walflow.spark.java import Java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["end_driver", "exit_code", "jvm_ended_error", "start_driver"]
@@ -61,6 +62,8 @@ def start_driver(
     if not debug:
         # What it logs of a JVM that has ended, with a stack for each call, it raises as well.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        # Some of it it logs as if nobody in particular did.
+        logging.getLogger().addFilter(_is_not_of_py4j)
     full = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     launch = SparkConf(loadDefaults=False).setAll(list(_launch_conf(conf).items()))
     printed = folder / "jvm.log"
@@ -90,6 +93,8 @@ def start_driver(
         try:
             context = SparkContext(conf=full, gateway=gateway)
             context.setLogLevel("WARN" if debug else "ERROR")
+            if not debug:
+                _quiet_accumulators(context)
             return SparkSession(context), process
         except BaseException as error:
             ended = exit_code(process, _DYING_SECONDS if _is_broken_connection(error) else 0)
@@ -102,6 +107,22 @@ def start_driver(
             if isinstance(error, Exception):
                 raise SparkError(f"the Spark session did not start: {reason}") from error
             raise
+
+
+def _quiet_accumulators(context: SparkContext) -> None:
+    """PySpark's server of accumulators prints a traceback when the JVM ends before it."""
+    server: Any = context._accumulatorServer
+    tell = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exception(), EOFError | OSError):
+            tell(request, address)
+
+    server.handle_error = handle_error
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _check_reachable(master: str) -> None:
@@ -158,8 +179,9 @@ def _environment(**values: str) -> Iterator[None]:
 def _popen_options(output: IO[bytes] | None) -> dict[str, Any]:
     """Without a file, all goes to stderr: what commands print on stdout is for other programs."""
     where = {"stdout": _STDERR} if output is None else {"stdout": output, "stderr": output}
-    # A signal to this process's group is for this process, which ends in order and needs the JVM
-    # for that. The JVM ends by itself when its input closes, however we end.
+    # A signal to this process's group (Ctrl-C) is for this process, which ends in order and needs
+    # the JVM for that. (Who signals each process, as systemd does, ends the JVM all the same.) The
+    # JVM ends by itself when its input closes, however we end.
     return {**where, "start_new_session": True}
 
 
