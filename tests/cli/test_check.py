@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.commands import Room, ended
 from tests.conftest import Database, ServerFactory, fresh_database
-from walflow.checks import source as source_checks
+from tests.pipeline.running import WAIT
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, Verdict
 from walflow.checks.performing import perform
@@ -37,7 +37,9 @@ Check = Callable[..., list[Finding]]
 def check(tmp_path: Path) -> Check:
     """Check quickly, in this process."""
 
-    def performed(uri: str, *, to: str = "", **settings: Any) -> list[Finding]:
+    def performed(
+        uri: str, *, to: str = "", patience: float = WAIT, **settings: Any
+    ) -> list[Finding]:
         given = {
             "source.uri": uri,
             "destination.uri": to or f"iceberg://{tmp_path / 'lake'}",
@@ -46,7 +48,8 @@ def check(tmp_path: Path) -> Check:
             "spark.remote": "sc://127.0.0.1:1",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
-        return list(perform(Facts(load_settings(None, given, {}), quick=True)))
+        facts = Facts(load_settings(None, given, {}), quick=True, patience=patience)
+        return list(perform(facts))
 
     return performed
 
@@ -260,14 +263,12 @@ def test_a_server_that_has_just_enough(check: Check) -> None:
         assert [found.code for found in findings if found.code] == ["NoFreeSlot"]
 
 
-def test_transactions_that_keep_a_slot_from_being_made(
-    database: Database, check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transactions_that_keep_a_slot_from_being_made(database: Database, check: Check) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow")
-    monkeypatch.setattr(source_checks, "_PATIENCE_SECONDS", 0.5)
     with database.connect(autocommit=False) as busy:
         busy.execute("INSERT INTO t VALUES (1)")
-        found = one(check(database.uri), "free slots", Verdict.WARNING)
+        found = one(check(database.uri, patience=0.5), "free slots", Verdict.WARNING)
+    assert "some have not in 0.5 s" in found.message
     assert "SELECT pid, xact_start" in found.hint
     assert left_on(database)[0] == []
 
@@ -426,8 +427,9 @@ def test_the_command(database: Database, room: Room) -> None:
 def test_ctrl_c_leaves_nothing(database: Database, room: Room) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow")
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'"
-    with busy(database), ended(room.start(*arguments(database, room))) as process:
-        deadline = time.monotonic() + 60
+    patient = arguments(database, room, "--patience", str(WAIT))
+    with busy(database), ended(room.start(*patient)) as process:
+        deadline = time.monotonic() + WAIT
         while database.execute(waiting + " AND application_name LIKE '%check'") == [(0,)]:
             assert time.monotonic() < deadline
             assert process.poll() is None

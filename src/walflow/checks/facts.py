@@ -27,6 +27,8 @@ class Facts:
     """One to use instead of our own."""
     stopped: Callable[[], bool] = field(default=lambda: False)
     """Whether checking is to end soon."""
+    patience: float = 10.0
+    """For how many seconds open transactions may keep a slot from being made."""
     doing: Callable[[str], None] = field(default=lambda _: None)
     """Told what takes long, in words."""
     session: Session | None = None

@@ -30,7 +30,6 @@ from walflow.units import human_bytes, human_seconds
 __all__ = ["check_source"]
 
 _AREA = Area.SOURCE
-_PATIENCE_SECONDS = 10.0
 _CLOCK_SECONDS = 2.0
 """By how much clocks may differ: lag is told in seconds."""
 
@@ -155,7 +154,7 @@ def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
     if server.free_slots <= 0:
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
     facts.doing("making a temporary slot")
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + facts.patience
 
     def cancelled() -> bool:
         return facts.stopped() or time.monotonic() > deadline
@@ -172,7 +171,7 @@ def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
                 _AREA,
                 "free slots",
                 "Postgres makes a slot only once all transactions that are open have ended, and "
-                f"some have not in {_PATIENCE_SECONDS:.0f} s: the start would wait for them.",
+                f"some have not in {facts.patience:g} s: the start would wait for them.",
                 "See which: SELECT pid, xact_start, state, query FROM pg_stat_activity "
                 "WHERE xact_start IS NOT NULL ORDER BY xact_start;",
             )

@@ -50,6 +50,8 @@ _POLL_SECONDS = 0.1
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option("--verbose", "-v", is_flag=True, help="All tables and all columns with their types.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+# For tests: nobody waits for a busy source for long, but a busy machine must not matter to them.
+@click.option("--patience", type=click.FloatRange(min=0), default=10.0, hidden=True)
 @debug_option
 @click.pass_context
 def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
@@ -61,7 +63,9 @@ def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     settings = chosen.settings()
     # What is of use of their words is in the findings.
     logs.configure(level="debug" if is_debug(context) else "critical")
-    facts = Facts(settings, quick=given["quick"], debug=is_debug(context))
+    facts = Facts(
+        settings, quick=given["quick"], debug=is_debug(context), patience=given["patience"]
+    )
     findings = Findings(settings, chosen.found_again, verbose=given["verbose"])
     if given["as_json"]:
         code = _attended(facts, findings)
