@@ -14,6 +14,7 @@ from walflow.cli import _exit_code
 from walflow.model import Phase, TableName
 from walflow.stores.base import Action, Request, Store
 
+PATIENT = ("--wait", "400")
 REFUSAL = "Not set aside: `walflow resync public.orders`"
 
 
@@ -81,7 +82,7 @@ def test_a_running_pipeline_does_it(
         return f"{request.table} is in {request.action.value} now", False
 
     with answering(store, answer):
-        ask(log, verb, "timed", "public.manual")
+        ask(log, verb, "timed", "public.manual", *PATIENT)
     assert [(request.table.name, request.action) for request in seen] == [
         ("timed", Action(verb)),
         ("manual", Action(verb)),
@@ -102,7 +103,7 @@ def test_a_refusal_is_an_error_with_its_words(
         return ("Tried again.", False) if is_set_aside else (REFUSAL, True)
 
     with answering(store, answer):
-        ask(log, "retry", "timed", "orders", code=77)
+        ask(log, "retry", "timed", "orders", *PATIENT, code=77)
     shown = capsys.readouterr()
     assert shown.out == "Tried again.\n"
     find = f"--name shop --log {log}"
@@ -170,7 +171,7 @@ def test_a_pipeline_that_ends_while_it_is_waited_for(
     run_it(store)
     release = threading.Timer(0.5, store.release_lease, [HOLDER])
     release.start()
-    ask(log, "retry", "timed", "--wait", "60")
+    ask(log, "retry", "timed", *PATIENT)
     release.join()
     assert "done at its next start" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def told(room: Room, *commands: list[str | Path], **environment: str | Path) -> list[str]:
+def told(room: Room, *commands: Sequence[object], **environment: str | Path) -> list[str]:
     """Exit code and words of each command."""
     ran = subprocess.run(
         [sys.executable, "-c", GIVE_UP_RIGHTS, "-c", PROGRAM],

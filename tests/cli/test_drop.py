@@ -12,8 +12,10 @@ import pytest
 from tests.cli.commands import WALFLOW, Room, ended
 from tests.cli.stored import opened, put_table
 from tests.conftest import Database
+from tests.pipeline.running import WAIT
 from walflow.model import Column, PgType, Phase, TableName, TableSchema
 from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.timing import Timing
 from walflow.source.publication import create_publication
 
 MADE = (
@@ -102,7 +104,7 @@ def test_in_a_terminal_it_asks(
     os.close(terminal)
     with ended(process):
         os.write(keyboard, f"{answer}\n".encode())
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT)
     os.close(keyboard)
     assert process.returncode == code, err
     assert "Remove all this? [y/N]" in out
@@ -115,7 +117,7 @@ def test_in_a_terminal_it_asks(
 
 def test_a_pipeline_that_runs(database: Database, room: Room, made: list[tuple[str]]) -> None:
     with opened(room.path / "log") as store:
-        keeper = LeaseKeeper(store, lambda: None)
+        keeper = LeaseKeeper(store, lambda: None, timing=Timing(lease=3600.0))
         keeper.acquire()
         ran = room.run(*arguments(database, room, "--yes", "--keep-tables"))
         keeper.release()

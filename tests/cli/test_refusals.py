@@ -13,6 +13,7 @@ import pytest
 from tests.cli.commands import Room
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT
 from walflow.cli.failures import report
 from walflow.errors import WalflowError
 from walflow.testing.postgres import EmbeddedPostgres
@@ -25,9 +26,7 @@ def refused(room: Room, code: int, source: str, *more: str | Path, to: Path | No
     log = room.path / "log"
     before = set(room.leftovers())
     lake = room.path / "lake" if to is None else to
-    ran = room.run(
-        "run", "--from", source, "--to", f"iceberg://{lake}", "--log", log, *more, seconds=60
-    )
+    ran = room.run("run", "--from", source, "--to", f"iceberg://{lake}", "--log", log, *more)
     assert ran.returncode == code, ran.stderr
     assert ran.stdout == ""
     assert ran.stderr.count("Error:") == 1
@@ -110,11 +109,11 @@ def test_a_slot_that_another_reads(room: Room, database: Database) -> None:
     reader = subprocess.Popen([*command, "-o", "publication_names=walflow"])
     try:
         active = "SELECT active FROM pg_replication_slots WHERE slot_name = 'cli_taken'"
-        wait_for(lambda: database.execute(active) == [(True,)], 60, "the slot is read")
+        wait_for(lambda: database.execute(active) == [(True,)], WAIT, "the slot is read")
         refused(room, 20, database.uri, "--slot", "cli_taken")
     finally:
         reader.terminate()
-        reader.wait(30)
+        reader.wait(WAIT)
 
 
 def test_a_change_log_of_another_pipeline(room: Room, database: Database) -> None:

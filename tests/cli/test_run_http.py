@@ -18,7 +18,7 @@ from walflow.pipeline.phases import FOLLOWED
 
 pytestmark = pytest.mark.spark
 
-SECONDS = 120
+SECONDS = 400
 TABLES = ("orders", "returns")
 
 
@@ -122,7 +122,7 @@ def test_a_service_has_all_rows_whatever_becomes_of_the_command(
         wait_for(lambda: is_noted(room, "returns"), SECONDS, "the copy is noted")
         # The service has them, walflow does not know it.
         process.kill()
-        process.wait(30)
+        process.wait(SECONDS)
     held.let_go.set()
     assert room.processes_after(90) == []
     before = len(service.received)

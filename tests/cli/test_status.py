@@ -201,7 +201,7 @@ def test_a_table_that_is_tried_again_is_shown_with_its_last_error(
     # As a pipeline leaves it between two failures.
     error = an_error(RetryKind.TIMED, time.time() - 5)
     put_table(store, 1, "public.orders", Phase.READY)
-    put_table(store, 2, "public.tried", Phase.CATCHUP, age=5, attempts=3, error=error)
+    put_table(store, 2, "public.tried", Phase.CATCHUP, age=200, attempts=3, error=error)
     run_it(store)
     status(log, "--check", code=52)
     capsys.readouterr()

@@ -19,6 +19,7 @@ from tests.pipeline.capturing import (
     slot_position,
     wait_for,
 )
+from tests.pipeline.running import WAIT
 from walflow.errors import PublicationMissing, SlotLost, SourceError
 from walflow.source.wire import Replication
 
@@ -55,7 +56,7 @@ def test_rows_larger_than_a_hand_over(wide: Database, tmp_path: Path, backlog_by
     with Capture(
         wide.uri, tmp_path / "log", slot=slot_of(wide), backlog_bytes=backlog_bytes
     ) as capture:
-        capture.catch_up(60)
+        capture.catch_up(WAIT)
         (rows,) = changes(capture.log).values()
     found = {row["id"]: len(row["body"]) for _, row in rows}
     expected = {number: size * MEGABYTE for number, size in sizes.items()}
@@ -80,11 +81,11 @@ def test_a_slot_that_is_dropped_between_connections(wide: Database, tmp_path: Pa
         with wide.connect() as connection:
             _drop_when_free(connection, slot_of(wide))
         with pytest.raises(SlotLost):
-            capture.wait(lambda: False, 60)
+            capture.wait(lambda: False, WAIT)
 
 
 def _drop_when_free(connection: psycopg.Connection, slot: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT
     while True:
         try:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
@@ -118,8 +119,8 @@ def test_making_a_slot_can_be_cancelled(wide: Database) -> None:
         with pytest.raises(SourceError, match="create the slot"):
             replication.create_slot(slot_of(wide), cancelled=stop.is_set)
         # Otherwise it would wait for the transaction, which is open all the time.
-        assert time.monotonic() - began < 60
-    wait_for(lambda: slot_position(wide.uri, slot_of(wide)) is None, 60)
+        assert time.monotonic() - began < WAIT
+    wait_for(lambda: slot_position(wide.uri, slot_of(wide)) is None, WAIT)
 
 
 def test_a_column_that_takes_one_of_our_names(wide: Database, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.conftest import Database
-from tests.pipeline.running import phase_of, running, settings_for
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT, phase_of, running, settings_for
 from tests.spark.rest_catalog import serving_catalog
 from tests.spark.test_catalogs import jdbc as jdbc
 from walflow.errors import ConfigError, DestinationError
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def nobodys_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@pytest.fixture
+def nobodys_port() -> Iterator[int]:
+    """Refuses every connection: it is taken, so that nobody else gets it, and not listened on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 def start(database: Database, folder: Path, spark: SparkSession, **overrides: Any) -> None:
@@ -69,14 +71,14 @@ def test_options_that_cannot_be_right(
 
 
 def test_catalogs_that_cannot_be_used(
-    database: Database, tmp_path: Path, spark: SparkSession
+    database: Database, tmp_path: Path, spark: SparkSession, nobodys_port: int
 ) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION walflow FOR TABLE t"
     )
     (tmp_path / "file").touch()
     closed = {"type": "hadoop", "warehouse": f"{tmp_path}/file/lake"}
-    address = f"http://127.0.0.1:{nobodys_port()}"
+    address = f"http://127.0.0.1:{nobodys_port}"
     cases: list[tuple[dict[str, str], str, bool]] = [
         (
             {"type": "rest", "uri": address},
@@ -122,10 +124,13 @@ def test_a_catalog_that_goes_away_later_is_waited_for(
     database.execute("INSERT INTO t VALUES (2)")
     with capture_logs() as logs, running(settings, spark, caught_up=False) as pipeline:
         position = pipeline.source_position()
-        # What the source has goes on coming into the log.
-        while pipeline._log.end < position:
+
+        def check() -> None:
             pipeline.check()
-            assert not pipeline._stop.wait(0.05)
+            assert not pipeline._stop.is_set()
+
+        # What the source has goes on coming into the log.
+        wait_for(lambda: pipeline._log.end >= position, WAIT, "all is in the log", check)
     told = [line for line in logs if line["event"].startswith("the catalog does not answer")]
     assert len(told) == 1
     assert address in str(told[0]["error"])

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import HOLD, WAIT
 from walflow.errors import Stopped
 from walflow.pipeline.connections import Connections
 
@@ -26,11 +27,11 @@ class Holder:
     def _hold(self, connections: Connections, wanted: int) -> None:
         with connections.share(wanted, NEVER) as granted:
             self.granted = granted
-            assert self._let_go.wait(30)
+            assert self._let_go.wait(HOLD)
 
     def let_go(self) -> None:
         self._let_go.set()
-        self._job.result(30)
+        self._job.result(WAIT)
 
 
 def waiting(connections: Connections, count: int) -> Callable[[], bool]:
@@ -58,17 +59,17 @@ def test_those_that_wait_are_served_in_turn_and_counted() -> None:
     connections = Connections(4)
     with ThreadPoolExecutor(4) as pool:
         large = Holder(pool, connections, 4)
-        wait_for(lambda: large.granted == 4, 30)
+        wait_for(lambda: large.granted == 4, WAIT)
         small = Holder(pool, connections, 1)
-        wait_for(waiting(connections, 1), 30)
+        wait_for(waiting(connections, 1), WAIT)
         another = Holder(pool, connections, 4)
-        wait_for(waiting(connections, 2), 30)
+        wait_for(waiting(connections, 2), WAIT)
         # The large one asks again for its next piece: it comes after both.
         again = Holder(pool, connections, 4)
-        wait_for(waiting(connections, 3), 30)
+        wait_for(waiting(connections, 3), WAIT)
         assert (small.granted, another.granted, again.granted) == (0, 0, 0)
         large.let_go()
-        wait_for(lambda: all(h.granted for h in (small, another, again)), 30)
+        wait_for(lambda: all(h.granted for h in (small, another, again)), WAIT)
         assert small.granted == 1
         assert small.granted + another.granted + again.granted <= 4
         for holder in (small, another, again):
@@ -80,7 +81,7 @@ def test_more_tables_than_connections() -> None:
     with ThreadPoolExecutor(5) as pool:
         holders = [Holder(pool, connections, 2) for _ in range(5)]
         while holders:
-            wait_for(lambda: any(h.granted for h in holders), 30)
+            wait_for(lambda: any(h.granted for h in holders), WAIT)
             assert sum(h.granted for h in holders) <= 2
             served = next(h for h in holders if h.granted)
             served.let_go()
@@ -98,10 +99,10 @@ def test_who_waits_can_be_stopped_and_leaves_no_gap() -> None:
     with ThreadPoolExecutor(1) as pool:
         with connections.share(1, NEVER):
             job = pool.submit(wait)
-            wait_for(waiting(connections, 1), 30)
+            wait_for(waiting(connections, 1), WAIT)
             stop.set()
             with pytest.raises(Stopped):
-                job.result(30)
+                job.result(WAIT)
         with connections.share(1, NEVER) as got:
             assert got == 1
 

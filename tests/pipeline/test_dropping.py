@@ -39,6 +39,7 @@ from walflow.pipeline.dropping import (
 )
 from walflow.pipeline.known import remember
 from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.timing import Timing
 from walflow.source.publication import create_publication
 from walflow.states import RetryKind, RetryPolicy, TableError, TableReplicationState
 from walflow.stores import open_store
@@ -243,7 +244,7 @@ def test_a_pipeline_that_runs_is_left_alone(
     make(database, settings)
     found = find(settings, store)
     with closing(open_store(settings)) as others:
-        keeper = LeaseKeeper(others, lambda: None)
+        keeper = LeaseKeeper(others, lambda: None, timing=Timing(lease=3600.0))
         keeper.acquire()
         with pytest.raises(PipelineInUse, match=f"process {os.getpid()} on "):
             find(settings, store)
@@ -260,10 +261,8 @@ def test_a_slot_that_is_being_read_keeps_everything(database: Database, settings
     command += ["-S", settings.slot, "--start", "-f", "/dev/null", "-o", "proto_version=1"]
     reader = subprocess.Popen([*command, "-o", "publication_names=shop_tables"])
     try:
-        deadline = time.monotonic() + 30
-        while database.execute("SELECT active FROM pg_replication_slots") != [(True,)]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        active = "SELECT active FROM pg_replication_slots"
+        wait_for(lambda: database.execute(active) == [(True,)], WAIT, "the slot is read")
         with closing(open_store(settings)) as store:
             found = find(settings, store)
             with pytest.raises(SlotInUse):
@@ -271,7 +270,7 @@ def test_a_slot_that_is_being_read_keeps_everything(database: Database, settings
             assert find(settings, store) == found
     finally:
         reader.terminate()
-        reader.wait(30)
+        reader.wait(WAIT)
 
 
 def test_another_pipelines_log_is_refused(

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Database
 
 PROGRAM = """
-import json, os, sys, threading
+import json, os, sys, threading, time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -44,7 +44,11 @@ config = {
 
 def left():
     threads = [one.name for one in threading.enumerate() if one.name.startswith("walflow")]
-    return [threads, list(spark.sparkContext.statusTracker().getActiveJobsIds())]
+    # Spark notes the end of a job in a thread of its own, some time after it.
+    tracker, deadline = spark.sparkContext.statusTracker(), time.monotonic() + 60
+    while (jobs := list(tracker.getActiveJobsIds())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [threads, jobs]
 
 found = {}
 try:

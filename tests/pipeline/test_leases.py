@@ -12,14 +12,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import WAIT, catch_up, in_source, phase_of, running, settings_for
+from tests.pipeline.running import (
+    QUICK,
+    WAIT,
+    catch_up,
+    in_source,
+    phase_of,
+    running,
+    settings_for,
+)
 from tests.pipeline.shelf import Shelf
 from walflow.config import Settings, load_settings
 from walflow.errors import LeaseLost, PipelineInUse, StoreError
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
 
 ELSEWHERE = Holder("theirs", "another.host", 4711)
 LONG = 3600.0
+NOT_RENEWED = "the lease could not be renewed; trying again"
 
 
 @pytest.fixture
@@ -77,7 +88,7 @@ def nowhere(folder: Path, store_uri: str, log: str = "log") -> Settings:
 def test_a_second_one_is_refused(store_uri: str, tmp_path: Path) -> None:
     first, second = nowhere(tmp_path, store_uri), nowhere(tmp_path, store_uri, "other")
     with closing(open_store(first)) as store:
-        keeper = LeaseKeeper(store, lambda: None)
+        keeper = LeaseKeeper(store, lambda: None, timing=Timing(lease=LONG))
         keeper.acquire()
         with pytest.raises(PipelineInUse) as refused:
             Pipeline(second).start()
@@ -307,10 +318,15 @@ def test_a_store_that_is_away_for_shorter_than_the_lease(
     shelf = Shelf()
     with EmbeddedRedis() as redis:
         settings = settings_for(database, tmp_path, store__uri=redis.uri)
-        with running(settings, spark, destination=shelf) as pipeline:
+        timing = replace(QUICK, lease_renewal=0.1)
+        with (
+            capture_logs() as logs,
+            running(settings, spark, destination=shelf, timing=timing) as pipeline,
+        ):
             redis.crash()
             database.execute("UPDATE a SET v = 'while the store is away'")
             wait_for(lambda: shelf.rows("a") == in_source(database, "a"), WAIT)
+            wait_for(lambda: NOT_RENEWED in [line["event"] for line in logs], WAIT)
             redis.start()
             database.execute("UPDATE a SET v = 'it is back'")
             catch_up(pipeline)

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 LARGE = 4
 SOME = 16
-ROUNDS = 10
+ROUNDS = 5
+WINDOWS = 3
 WAIT = 600
 
 
@@ -124,11 +125,15 @@ def ready(pipeline: Pipeline) -> int:
 
 def idle_cost(pipeline: Pipeline, database: Database, tables: list[str]) -> float:
     """CPU seconds of the coordinating thread, a round and idle table, while one table is busy."""
-    before = coordinating_cpu()
-    for number in range(ROUNDS):
-        database.execute(f"INSERT INTO {tables[-1]} VALUES ({number}, 'busy')")
-        catch_up(pipeline)
-    return (coordinating_cpu() - before) / ROUNDS / (len(tables) - 1)
+    costs = []
+    for window in range(WINDOWS):
+        before = coordinating_cpu()
+        for number in range(window * ROUNDS, (window + 1) * ROUNDS):
+            database.execute(f"INSERT INTO {tables[-1]} VALUES ({number}, 'busy')")
+            catch_up(pipeline)
+        costs.append((coordinating_cpu() - before) / ROUNDS / (len(tables) - 1))
+    # On a busy machine a window costs more than it needs, and none costs less.
+    return min(costs)
 
 
 def coordinating_cpu() -> float:

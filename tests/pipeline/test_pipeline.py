@@ -135,7 +135,7 @@ def test_a_row_that_enters_a_row_filter_without_its_large_value(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:
     if database.server.version < 15:
-        pytest.skip("row filters came with Postgres 15")
+        pytest.skip("row filters came with Postgres 15: get one with `make postgres`")
     database.execute(
         "CREATE TABLE t (id int, active bool NOT NULL, body text, PRIMARY KEY (id, active))",
         "ALTER TABLE t ALTER body SET STORAGE EXTERNAL",

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import Writer, assert_follows, find, named, on_shelf, wait_phase
-from tests.pipeline.running import HOLD, WAIT, running, settings_for, state_of
+from tests.pipeline.running import HOLD, WAIT, running, settings_for, state_of, told_to_end
 from tests.pipeline.shelf import DroppingShelf, PositionedShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationForeign, ReservedColumnName, TablesSetAside, WalflowError
@@ -586,16 +586,17 @@ def test_a_table_that_leaves_breaks_its_copy_off(
         "CREATE PUBLICATION walflow FOR TABLE steady",
     )
     shelf = PositionedShelf()
-    # Long enough for the table to leave meanwhile: what was read is then dropped.
-    set_failpoints("copy.range[public.large]=sleep:0.25")
+    # Until the table has left: what was read is then dropped.
+    set_failpoints("copy.range[public.large]=hold")
     with running(settings, spark, destination=shelf) as pipeline:
         with writing(database):
             database.execute("ALTER PUBLICATION walflow ADD TABLE large")
             wait_for(lambda: bool((find(pipeline, "large") or _none()).rows_copied), WAIT)
             database.execute("ALTER PUBLICATION walflow DROP TABLE large")
+            wait_for(lambda: told_to_end(pipeline), WAIT, "taken off", pipeline.check)
+            set_failpoints("")
             wait_for(lambda: find(pipeline, "large") is None, WAIT, "gone", pipeline.check)
             assert not list((settings.log_folder / "copy").iterdir())
-            set_failpoints("")
             # And at once again: nothing of the first copy is used.
             database.execute(
                 "UPDATE large SET v = 'while away' WHERE id < 10",
@@ -687,7 +688,7 @@ def test_a_snapshot_is_lost_in_the_middle(
         "CREATE PUBLICATION walflow FOR TABLE steady, large",
     )
     shelf = PositionedShelf()
-    set_failpoints("copy.range[public.large]=sleep:1")
+    set_failpoints("copy.range[public.large]=hold")
     with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
         with writing(database, "large"):
             wait_for(lambda: bool((find(pipeline, "large") or _none()).rows_copied), WAIT)
@@ -715,7 +716,7 @@ def test_the_source_restarts(
         )
         settings = settings_for(database, tmp_path, copy__range_bytes=131072)
         shelf = PositionedShelf()
-        set_failpoints("copy.range[public.large]=sleep:1")
+        set_failpoints("copy.range[public.large]=hold")
         with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
             wait_for(lambda: bool((find(pipeline, "large") or _none()).rows_copied), WAIT)
             server.restart()

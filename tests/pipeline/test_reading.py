@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import Database
 from tests.pipeline.capturing import Capture, wait_for
 from tests.pipeline.reading import Reading
+from tests.pipeline.running import WAIT
 from tests.pipeline.sessions import held_sessions
 from walflow.errors import (
     FailpointReached,
@@ -162,12 +163,12 @@ def test_a_table_that_waits_for_a_lock_can_be_interrupted(
             job = pool.submit(
                 reading.reader.read, table, snapshot, progress=lambda _: None, stop=reading.stop
             )
-            wait_for(lambda: len(copying(reading)) == 2, 60, "executors that wait")
+            wait_for(lambda: len(copying(reading)) == 2, WAIT, "executors that wait")
             reading.stop.set()
             cancel_jobs(reading.spark, reading.reader.tag)
             with pytest.raises(Stopped):
-                job.result(60)
-        wait_for(lambda: not copying(reading), 60, "no session is left")
+                job.result(WAIT)
+        wait_for(lambda: not copying(reading), WAIT, "no session is left")
         reading.stop.clear()
         reading.check("wide", reading.read("wide", snapshot), snapshot)
 
@@ -189,7 +190,7 @@ def test_a_table_that_is_locked_for_long_gives_its_connections_back(
                 reading.reader.read(table, snapshot, progress=lambda _: None, stop=reading.stop)
             assert is_of_the_source(raised.value)
             # Those that were given back may still be ending.
-            wait_for(lambda: not copying(reading), 60, "no session is left")
+            wait_for(lambda: not copying(reading), WAIT, "no session is left")
         reading.check("wide", reading.read("wide", snapshot), snapshot)
 
 

@@ -21,7 +21,16 @@ import pytest
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.pipeline.capturing import ALWAYS_BULK, wait_for
 from tests.pipeline.following import Writer
-from tests.pipeline.running import HOLD, WAIT, catch_up, in_source, phase_of, running, settings_for
+from tests.pipeline.running import (
+    HOLD,
+    WAIT,
+    catch_up,
+    in_source,
+    phase_of,
+    running,
+    settings_for,
+    told_to_end,
+)
 from tests.pipeline.shelf import PositionedShelf, Shelf
 from walflow.changelog.copies import TableCopy
 from walflow.config import Settings
@@ -286,6 +295,18 @@ def assert_nothing_left(settings: Settings, source: Database) -> None:
     assert not source.execute("SELECT FROM pg_publication WHERE pubname = 'made_by_us'")
 
 
+def let_go_at_the_end(pipeline: Pipeline) -> threading.Thread:
+    """The shutdown waits for copies that are held: they go on once it has told them to end."""
+
+    def let_go() -> None:
+        wait_for(lambda: told_to_end(pipeline), WAIT)
+        set_failpoints("")
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    return thread
+
+
 def test_a_first_start_that_comes_to_nothing_leaves_nothing(
     spark: SparkSession, source: Database, tmp_path: Path
 ) -> None:
@@ -314,11 +335,12 @@ def test_a_first_start_that_comes_to_nothing_leaves_nothing(
         writing.rollback()
     assert_nothing_left(settings, source)
     # Stopped before a range was read.
-    set_failpoints("sync.data_sync=sleep:5")
+    set_failpoints("sync.data_sync=hold")
     with running(settings, spark, destination=Shelf(), caught_up=False) as pipeline:
         wait_for(lambda: phase_of(pipeline, "a") is Phase.DATA_SYNC, WAIT)
+        letting_go = let_go_at_the_end(pipeline)
+    letting_go.join()
     assert_nothing_left(settings, source)
-    set_failpoints("")
     # Ended by an error.
     settings = settings.model_copy(
         update={"mapping": settings.mapping.model_copy(update={"template": "all.one"})}
@@ -339,11 +361,11 @@ def test_a_first_start_that_is_stopped_while_it_copies_goes_on(
         labels = {"pipeline": "test", "table": "public.b"}
         return int(metrics.registry.get_sample_value("etl_table_copy_ranges_total", labels) or 0)
 
-    set_failpoints("copy.range[public.b]@1=sleep:5")
+    set_failpoints("copy.range[public.b]=hold")
     with running(settings, spark, destination=shelf, metrics=metrics, caught_up=False) as pipeline:
         wait_for(lambda: ranges() > 0, WAIT)
-        pipeline.stop()
-    set_failpoints("")
+        letting_go = let_go_at_the_end(pipeline)
+    letting_go.join()
     assert slots(source) == [settings.slot]
     assert shelf.copies[B] == 0
     ((oid,),) = source.execute("SELECT 'b'::regclass::oid")

@@ -165,11 +165,12 @@ def test_a_run_ends_equal(
     before = executors_of(server)
     with new_room() as room:
         file = write_settings(room, database, server, "iceberg")
-        # What is changed meanwhile is to be part of what is caught up with, also if we are slow.
-        room.failpoints = "sync.finished_copy[public.large]=sleep:15"
+        # What is changed meanwhile is to be part of what is caught up with.
+        room.failpoints = "sync.finished_copy[public.large]=hold"
         with ended(room.start("run", file, "--until-caught-up")) as process:
             wait_for_line(process, "made the slot")
             change(database)
+            room.go_on.touch()
             _, printed = process.communicate(timeout=400)
         assert process.returncode == 0, printed
         assert "Traceback" not in printed

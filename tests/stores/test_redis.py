@@ -17,6 +17,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from tests.pipeline.capturing import wait_for
+from tests.pipeline.running import WAIT
 from tests.stores.redis_proxy import make_certificate, proxy_to
 from walflow.errors import BadUri, LeaseLost, PipelineInUse, StoreError, StoreForeign
 from walflow.model import Lsn, Phase, TableName
@@ -121,13 +123,17 @@ def test_what_was_answered_survives_the_kill_of_the_server(server: EmbeddedRedis
     store.close()
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer to start a server, or to wake it, than anybody is patient."""
+    defaults = RedisConnection.ask.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "patience", float(WAIT))
+
+
 def test_a_server_that_restarts_is_waited_for(
     server: EmbeddedRedis, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A busy machine may take longer to start it than anybody is patient.
-    defaults = RedisConnection.ask.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "patience", 60.0)
+    be_patient(monkeypatch)
     store.acquire_lease(ME, 600)
     server.crash()
     restart = threading.Timer(1.0, server.start)
@@ -157,8 +163,9 @@ def test_a_server_that_stays_away_is_an_error_until_it_is_back(
     assert store.get_table_replication_history(ORDERS) == [WAY[0], ERRORED]
 
 
-def test_a_server_that_hangs_is_an_error_too(server: EmbeddedRedis) -> None:
-    store = RedisStore(f"{server.uri}?socket_timeout=0.3", "p")
+def test_a_server_that_hangs_is_an_error_too(
+    server: EmbeddedRedis, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid = server.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -170,9 +177,9 @@ def test_a_server_that_hangs_is_an_error_too(server: EmbeddedRedis) -> None:
             RedisStore(f"{server.uri}?socket_timeout=0.3", "p")
     finally:
         os.kill(pid, signal.SIGCONT)
+    be_patient(monkeypatch)
     store.store_table_mapping(ORDERS, TableName("lake", "items"))
     assert everything(server.uri, "p")["mappings"] == {ORDERS: TableName("lake", "items")}
-    store.close()
 
 
 def test_what_is_asked_again_after_a_lost_answer_is_done_once(server: EmbeddedRedis) -> None:
@@ -244,10 +251,10 @@ import sys, time
 from walflow.stores.base import Holder
 from walflow.stores.redis import RedisStore
 store = RedisStore(sys.stdin.readline().strip(), "p")
-store.acquire_lease(Holder(sys.argv[1], "host", 1), 3)
+store.acquire_lease(Holder(sys.argv[1], "host", 1), 3600)
 print("ready", flush=True)
 while True:
-    store.renew_lease(Holder(sys.argv[1], "host", 1), 3)
+    store.renew_lease(Holder(sys.argv[1], "host", 1), 3600)
     time.sleep(0.1)
 """
 
@@ -275,7 +282,7 @@ def test_moves_of_two_processes_are_all_history(server: EmbeddedRedis, store: Re
     for child in children:
         wait_ready(child)
     for child in children:
-        child.communicate("go\n", timeout=60)
+        child.communicate("go\n", timeout=WAIT)
         assert child.returncode == 0
     histories = [store.get_table_replication_history(table) for table in (1, 2)]
     # Both tables moved together in each step, so in the same order.
@@ -293,15 +300,17 @@ def test_a_killed_process_loses_its_lease(server: EmbeddedRedis, store: RedisSto
             store.acquire_lease(OTHER, 60)
     finally:
         child.kill()
-        child.communicate(timeout=20)
-    ran_out = threading.Event()
-    while True:
+        child.communicate(timeout=WAIT)
+    # It dies with a lease that a machine that stands still does not use up. Now it runs out soon.
+    store.acquire_lease(Holder("child", "host", 1), 0.5)
+
+    def has_run_out() -> bool:
         lease = store.get_lease()
         assert lease is not None
         assert lease.holder.id == "child"
-        if lease.seconds_left <= 0:
-            break
-        ran_out.wait(lease.seconds_left)
+        return lease.seconds_left <= 0
+
+    wait_for(has_run_out, WAIT)
     store.acquire_lease(OTHER, 60)
     with pytest.raises(LeaseLost, match="process 2 on host"):
         store.renew_lease(Holder("child", "host", 1), 60)

@@ -111,7 +111,9 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's servers run under another account")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root's servers run under another account: run as root"
+)
 @pytest.mark.parametrize("version", available_versions())
 def test_programs_that_its_account_cannot_reach_are_copied(
     monkeypatch: pytest.MonkeyPatch, version: int

@@ -193,9 +193,7 @@ class Pipeline:
         self._cleanup.callback(self._destination.close)
         self._check_stopped()
         self.stage = "opening the catalog"
-        check_catalog(
-            self._destination, settings, begun=self._begun, patience=self._timing.catalog
-        )
+        check_catalog(self._destination, settings, begun=self._begun, patience=self._timing.catalog)
         self._check_stopped()
         self._publish(found)
         self._make_parts()

@@ -24,6 +24,8 @@ _TWO = Holder("77aa", "west.example", 4712)
 _REPORT = Report(Lsn(300), Lsn(200), Lsn(100), 1.5, 1_763_000_000.25)
 _SHORT = 0.2
 _LONG = 300.0
+_WAIT_SECONDS = 300.0
+"""A bound for what hangs."""
 
 
 class LeaseContract:
@@ -120,7 +122,7 @@ class LeaseContract:
             ready = threading.Barrier(len(holders))
 
             def take(number: int, ready: threading.Barrier = ready) -> Holder | None:
-                ready.wait(30)
+                ready.wait(_WAIT_SECONDS)
                 try:
                     stores[number % len(stores)].acquire_lease(holders[number], _LONG)
                 except PipelineInUse:
@@ -194,7 +196,7 @@ def _seconds_left(store: Store) -> float:
 
 
 def _wait_until_run_out(store: Store) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + _WAIT_SECONDS
     while _seconds_left(store) > 0:
         assert time.monotonic() < deadline, "the lease does not run out"
         time.sleep(0.02)

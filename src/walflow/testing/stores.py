@@ -43,6 +43,8 @@ __all__ = ["OpenStore", "StoreContract"]
 OpenStore = Callable[[str], Store]
 
 _THREADS = 8
+_WAIT_SECONDS = 300.0
+"""A bound for what hangs."""
 
 
 class StoreContract(LeaseContract, RequestContract):
@@ -423,7 +425,7 @@ def _at_once(threads: int, work: Callable[[int], None]) -> None:
     ready = threading.Barrier(threads)
 
     def begin(number: int) -> None:
-        ready.wait(30)
+        ready.wait(_WAIT_SECONDS)
         work(number)
 
     with ThreadPoolExecutor(threads) as pool:
