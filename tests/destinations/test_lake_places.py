@@ -229,11 +229,12 @@ def test_positions_by_what_commits_say() -> None:
     assert position_of([at(3, 2), at(2, 1)]) == Lsn(3)
     assert position_of([at(3, 3), at(3, 2)]) == Lsn(3)
     # By some of them the table stays where it is.
-    assert position_of([at(3, 3), at(3, 3), at(3, 2), at(1)]) == Lsn(3)
+    assert position_of([at(3, 3), at(3, 3), at(3, 2), at(2, 1), at(7)]) == Lsn(3)
     # Put on another version.
     assert position_of([at(3, 2), at(1)]) is None
     assert position_of([at(3, 2), None]) is None
     assert position_of([at(3, 3), at(3, 3), at(1)]) is None
+    assert position_of([at(3, 3), at(3, 3), at(3, 2), at(1)]) is None
     assert position_of([at(3, 3), at(3, 3), None]) is None
     # What was before has expired.
     assert position_of([at(3, 2)]) == Lsn(3)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.conftest import Database
 from walflow.config import Settings, load_settings
 from walflow.destinations.base import Destination
+from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.pipeline import Pipeline
@@ -79,6 +80,10 @@ def running(
         if caught_up:
             catch_up(pipeline)
         yield pipeline
+    except BaseException:
+        # The end would wait for who is held, and the next test would be held too.
+        set_failpoints("")
+        raise
     finally:
         pipeline.shutdown()
 

@@ -65,7 +65,7 @@ _SCHEMA = "walflow.schema.json"
 @click.option(
     "--publication",
     envvar="WALFLOW_SOURCE__PUBLICATION",
-    help="Whose tables are followed.  [default: walflow]",
+    help="Whose tables are followed.  [default: walflow_<name of the pipeline>]",
 )
 @click.option(
     "--name",

@@ -122,7 +122,7 @@ def _run(
         # Who signals every process, Spark's JVM too (systemd with KillMode=control-group, its
         # default), ends it under our hands.
         click.echo(
-            f"The last round was broken off ({type(error).__name__}); the next run repeats it.",
+            "Spark was ended as well, so the last batch was broken off. The next run repeats it.",
             err=True,
         )
         return signals.exit_code

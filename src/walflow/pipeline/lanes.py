@@ -72,8 +72,8 @@ class _Lane:
     verified: bool = False
     """Whether the destination has been asked for its position."""
     written: Lsn = Lsn(0)
-    """Where the destination's table is by what it said, or was given, last. The table's position
-    may be a later one: what comes in between does not concern it."""
+    """Where the destination's table is by what it said, or was given, last; 0: it was not asked.
+    The table's position may be a later one: what comes in between does not concern it."""
     moved: bool = False
     """Whether its last batch was refused because the table was somewhere else."""
     seconds: float = math.inf
@@ -361,7 +361,7 @@ class Lanes:
         count = lane.pace.fitting([stretch.bytes for stretch in stretches])
         began = time.monotonic()
         try:
-            applied = self._rounds.apply(state, stretches[:count])
+            applied = self._rounds.apply(state, stretches[:count], self._begins(state, lane))
         except TableMoved as moved:
             if lane.moved:
                 raise Outgrown(f"it is not as walflow left it: {moved}") from moved
@@ -374,6 +374,10 @@ class Lanes:
         size = sum(stretch.bytes for stretch in stretches[: count - len(applied.left)])
         lane.pace.took(size, time.monotonic() - began)
         return [*applied.left, *stretches[count:]]
+
+    def _begins(self, state: TableState, lane: _Lane) -> Lsn:
+        """Where a batch begins: where the destination's table is, if it tells."""
+        return lane.written if isinstance(self._destination, Positioned) else state.position
 
     def _fulfil(self, state: TableState, wish: _Wish) -> None:
         oid = state.schema.oid
@@ -414,19 +418,15 @@ class Lanes:
                     "the destination has no complete copy of it in the form that the settings "
                     "ask for"
                 )
-            if not lane.verified:
-                position = applied
-            elif applied == lane.written:
-                position = state.position
-            else:
-                position = applied
+            position = state.position if applied == lane.written else applied
+            if lane.written and applied != lane.written:
                 _logger.warning(
                     "someone else has set a table back, or ahead; it goes on from there",
                     table=str(state.name),
                     position=str(lane.written),
                     now=str(applied),
                 )
-                if applied < min(lane.written, state.schema.version):
+                if applied < lane.written and applied <= state.schema.version:
                     # What a change of its form did to older rows may be undone, its columns not.
                     raise Outgrown("it was set back to before its columns changed")
             if position != state.position:
@@ -446,8 +446,10 @@ class Lanes:
         before each batch, and what a moment heals need not set the table aside."""
         try:
             return destination.applied(state.destination_schema)
-        except WalflowError as error:
-            if not error.retry or self._stop.wait(QUICK_RETRY_SECONDS):
+        except Exception as error:
+            if isinstance(error, WalflowError) and not error.retry:
+                raise
+            if self._stop.wait(QUICK_RETRY_SECONDS):
                 raise
             _logger.warning(
                 "a table was not asked where it is; trying again",

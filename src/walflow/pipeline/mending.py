@@ -74,10 +74,15 @@ def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> l
     oid = table.schema.oid
     if not log.covers(oid, after):
         raise StartOver("the log does not have all changes since")
+    files = [file for segment in log.segments(after, upto, oid) for file in segment.files]
+    try:
+        # First: what a file says of itself is believed below.
+        log.check(files)
+    except LogDamaged as damaged:
+        raise StartOver(f"the log is damaged: {damaged.message}") from damaged
     files = [
         file
-        for segment in log.segments(after, upto, oid)
-        for file in segment.files
+        for file in files
         if log.schema(oid, file.version).same_form(table.schema)
         or _has_changes(log, file, after, upto)
     ]
@@ -86,10 +91,6 @@ def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> l
         raise StartOver("the table was truncated")
     if not all(log.schema(oid, file.version).same_form(table.schema) for file in files):
         raise StartOver("the table had another form meanwhile")
-    try:
-        log.check(files)
-    except LogDamaged as damaged:
-        raise StartOver(f"the log is damaged: {damaged.message}") from damaged
     return files
 
 

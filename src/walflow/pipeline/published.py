@@ -19,6 +19,7 @@ from walflow.errors import (
     SourceError,
     Stopped,
     TableLocked,
+    WalflowError,
 )
 from walflow.model import Lsn
 from walflow.source.catalog import PublishedTable, published_tables
@@ -51,17 +52,6 @@ class News:
     """What is seen in them was done before this position."""
     publications: frozenset[str] = frozenset()
     """The oids of all publications that there were."""
-
-
-def _cancel(session: Session) -> None:
-    try:
-        session.cancel_safe(timeout=_CANCEL_SECONDS)
-    except psycopg.errors.CancellationTimeout:
-        raise
-    except psycopg.OperationalError:
-        # By TLS, libpq reads the certificates again, and files of theirs are there only while we
-        # connect. So in the clear: what is sent ends one query, and tells nothing.
-        session.cancel()
 
 
 @source_errors("see how far the source's log reaches")
@@ -178,6 +168,17 @@ class Published(Closing):
             self._session.close()
             self._session = None
 
+    def _cancel(self, session: Session) -> None:
+        try:
+            session.cancel_safe(timeout=_CANCEL_SECONDS)
+        except psycopg.errors.CancellationTimeout:
+            raise
+        except psycopg.OperationalError:
+            # By TLS, libpq reads the certificates again. Those that were given as text are in files
+            # only while we connect: so another session does it.
+            with connect(self._uri, application_name=self._application) as another:
+                another.execute("SELECT pg_cancel_backend(%s)", [session.info.backend_pid])
+
     def close(self) -> None:
         """Who is asking just now gets ``Stopped``, as does who asks later. Repeats safely."""
         self._closed = True
@@ -186,8 +187,8 @@ class Published(Closing):
             session = self._session
             if session is not None:
                 # Again, until one meets a query: an answer takes several.
-                with suppress(psycopg.Error):
-                    _cancel(session)
+                with suppress(psycopg.Error, WalflowError):
+                    self._cancel(session)
             if time.monotonic() > deadline:
                 return  # the source is out of reach; who is asking hangs up
         try:

@@ -102,8 +102,12 @@ class Rounds:
         self._metrics = metrics
         self._stop = stop
 
-    def apply(self, state: TableState, stretches: Sequence[Stretch]) -> Applied:
-        """Apply the stretches, which follow each other, in one round. Raises Outgrown."""
+    def apply(self, state: TableState, stretches: Sequence[Stretch], begins: Lsn) -> Applied:
+        """Apply the stretches, which follow each other, in one round. Raises Outgrown.
+
+        ``begins``: where the destination's table is; nothing between there and the table's position
+        concerns it.
+        """
         ends = [stretch.span.upto for stretch in stretches]
         count = self._progress.before_cut(ends, stretches[0].commit_time)
         later, stretches = stretches[count:], stretches[:count]
@@ -112,7 +116,7 @@ class Rounds:
             self._evolver.check_steps((state.schema, *taken.forms))
             state = self._evolver.bring(state, taken.forms[-1])
         stats = sum((file.stats for file in taken.files), ChangeStats())
-        span = Span(state.position, taken.upto)
+        span = Span(begins, taken.upto)
         if taken.files:
             self._check(state, taken.files)
             changes = self._changes(state, taken, stats)
@@ -121,9 +125,9 @@ class Rounds:
                 changes = changes.since(state.position)
             self._write(state, Events(span, (changes,)))
         self._metrics.events_processed(state.name).inc(stats.rows)
-        begins = max(state.position, stretches[0].span.after)
+        since = max(state.position, stretches[0].span.after)
         last = stretches[len(stretches) - len(taken.left) - 1]
-        round = Committed(begins, taken.upto, last.commit_time)
+        round = Committed(since, taken.upto, last.commit_time)
         self._progress.round_committed(state.schema.oid, round)
         updated = self._tables.update(
             state.schema.oid,
@@ -161,7 +165,7 @@ class Rounds:
                     return self._round(files, forms, stretches, number)
                 if len(keys) > 1:
                     raise Outgrown("its key changed in the middle of what was written at once")
-                if wanted[0].version < state.schema.version:
+                if min(file.version for file in wanted) < state.schema.version:
                     raise Outgrown("it was set back to before its key changed")
                 key = keys.pop()
             files += wanted
@@ -276,6 +280,8 @@ class Rounds:
             if isinstance(error, TableMoved) or (
                 isinstance(error, WalflowError) and not error.retry
             ):
+                raise
+            if self._stop.is_set():
                 raise
             self._metrics.worker_failed("apply", error)
             _logger.warning(

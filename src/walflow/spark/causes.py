@@ -124,6 +124,8 @@ class Cause:
 
 def cause_of(error: BaseException) -> Cause:
     """The cause, of any exception."""
+    if _is_broken_connection(error):
+        return Cause("the connection to Spark's JVM broke")
     chain = _chain(_trace(error))
     message = _message(chain) or type(error).__name__
     told = [_PATH.sub("", thrown) for thrown in chain]
@@ -137,6 +139,20 @@ def cause_of(error: BaseException) -> Cause:
         unknown_user="NotAuthorizedException" in classes,
         away=any(_AWAY.search(thrown) for thrown in told),
     )
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    from py4j.protocol import (  # type: ignore[import-untyped]
+        Py4JError,
+        Py4JJavaError,
+        Py4JNetworkError,
+    )
+
+    if isinstance(error, Py4JNetworkError):
+        return True
+    # What Java answered has a trace.
+    is_of_java = isinstance(error, Py4JJavaError) or "Trace:" in str(error)
+    return isinstance(error, Py4JError) and not is_of_java
 
 
 def _trace(error: BaseException) -> str:

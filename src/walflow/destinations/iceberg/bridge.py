@@ -35,6 +35,7 @@ from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import OWN_NAMESPACE, POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
+from walflow.destinations.lake.written_back import is_undone
 from walflow.model import Lsn, TableName
 from walflow.spark.connect import is_remote_session
 from walflow.spark.names import quoted
@@ -99,7 +100,19 @@ class Bridge:
         columns = {field.name: field.dataType.simpleString() for field in form.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
         properties[FORMAT_VERSION] = str(_format_version(table))
-        return Stored(newest_position(table), columns, properties, _version(table))
+        position = newest_position(table)
+        if position is not None and is_undone(
+            properties, position, lambda commit: self._has(table, commit)
+        ):
+            position = None
+        return Stored(position, columns, properties, _version(table))
+
+    def _has(self, table: Any, snapshot: int) -> bool:
+        """Whether the snapshot is the table's, or one from before it, as far as is known."""
+        if table.snapshot(snapshot) is None:
+            return True
+        ancestors = self._jvm.org.apache.iceberg.util.SnapshotUtil
+        return bool(ancestors.isAncestorOf(table, snapshot))
 
     def version(self, name: TableName) -> str | None:
         """See LakeFormat.version. (To refresh a table that nobody has changed costs next to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
 from walflow.destinations.lake.owner import Owner, Place, Stamp, position_of
 from walflow.destinations.lake.properties import is_table_owned, properties_of
+from walflow.destinations.lake.written_back import is_undone
 from walflow.model import TableName
 from walflow.spark.names import literal, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 __all__ = [
     "ADOPTED_NAMES",
@@ -242,8 +243,15 @@ def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
     # The version first: whatever else is told may only be newer.
     version = _current(spark, identifier)
-    position = position_of(_places(spark, identifier, version))
+    snapshots = _snapshots(spark, identifier)
+    ancestors = list(_ancestors(snapshots, version))
+    position = position_of(_places(ancestors))
     properties = properties_of(spark, identifier)
+    undone = snapshots.keys() - {ancestor["snapshot_id"] for ancestor in ancestors}
+    if position is not None and is_undone(
+        properties, position, lambda commit: commit not in undone
+    ):
+        position = None
     return Stored(position, columns, properties, None if version is None else str(version))
 
 
@@ -261,18 +269,23 @@ def _current(spark: SparkSession, identifier: str) -> int | None:
     return refs[0]["snapshot_id"] if refs else None
 
 
-def _places(spark: SparkSession, identifier: str, version: int | None) -> Iterator[Place]:
-    """Of the ancestors of main, the newest first: maintenance commits without one."""
-    snapshots = {
-        row["snapshot_id"]: row
-        for row in spark.sql(
-            f"SELECT snapshot_id, parent_id, summary FROM {identifier}.snapshots"
-        ).collect()
-    }
-    while (snapshot := snapshots.get(version)) is not None:
+def _snapshots(spark: SparkSession, identifier: str) -> dict[int, Row]:
+    query = f"SELECT snapshot_id, parent_id, summary FROM {identifier}.snapshots"
+    return {row["snapshot_id"]: row for row in spark.sql(query).collect()}
+
+
+def _ancestors(snapshots: Mapping[int, Row], version: int | None) -> Iterator[Row]:
+    """The version and those before it, the newest first."""
+    while version is not None and (snapshot := snapshots.get(version)) is not None:
+        yield snapshot
+        version = snapshot["parent_id"]
+
+
+def _places(ancestors: Iterable[Row]) -> Iterator[Place]:
+    """Of those that have one: maintenance commits without."""
+    for snapshot in ancestors:
         if (place := Place.of(snapshot["summary"])) is not None:
             yield place
-        version = snapshot["parent_id"]
 
 
 @contextmanager

@@ -32,7 +32,9 @@ from walflow.destinations.lake.forms import (
     keeps_dropped,
 )
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.written_back import CHANGED_ROWS, said_of
 from walflow.evolution import Evolution, NotFollowed
+from walflow.model import Lsn
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.forms import missing_value
 from walflow.spark.identities import may_be_inexact
@@ -58,7 +60,8 @@ def change_form(
     stored = format.look(spark, form.name)
     if stored is None:
         raise NotFollowed("there is no table to be changed")
-    change = _Change(spark, format, form, evolution, _names(form, evolution, stored))
+    names = _names(form, evolution, stored)
+    change = _Change(spark, format, form, evolution, names, stored.position)
     stamp = None if stored.position is None else Stamp(owner, stored.position, stored.position)
     with nullcontext() if stamp is None else format.stamped(spark, stamp):
         if form.exact and EXACT not in stored.columns:
@@ -121,6 +124,8 @@ class _Change:
     form: StoredForm
     evolution: Evolution
     names: _Names
+    position: Lsn | None
+    """The table's; it stays."""
 
     @property
     def identifier(self) -> str:
@@ -239,6 +244,7 @@ class _Change:
                 f" SET {quoted(name)} = {missing_value(self.evolution, source)}"
                 f" WHERE {quoted(name)} IS NULL"
             )
+            self._note_rows()
             self.format.alter(self.spark, self.form.name, _rename(name, column.name))
 
     # The texts of values that a column does not hold are named by the column.
@@ -273,6 +279,19 @@ class _Change:
         self.spark.sql(
             f"UPDATE {self.identifier} SET {EXACT} = CASE WHEN size({texts}) > 0 THEN {texts} END"
             f" WHERE {concerned}"
+        )
+        self._note_rows()
+
+    def _note_rows(self) -> None:
+        """The newest commit changed rows, see lake.written_back."""
+        if self.position is None:
+            return
+        newest = self.format.versions(self.spark, self.form.name)[-1]
+        said = said_of(self.position, newest.id)
+        self.format.alter(
+            self.spark,
+            self.form.name,
+            f"SET TBLPROPERTIES ({literal(CHANGED_ROWS)} = {literal(said)})",
         )
 
     def _fields(self) -> dict[str, StructField]:

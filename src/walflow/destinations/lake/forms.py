@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from walflow.config import ApplySettings
 from walflow.config.lake import DroppedColumns, Freshness, Mode
+from walflow.destinations.lake.written_back import CHANGED_ROWS
 from walflow.errors import DestinationError
 from walflow.model import Column, TableName, TableSchema
 from walflow.spark.changes import EXACT_TYPE
@@ -227,6 +228,7 @@ def table_properties(form: StoredForm) -> Mapping[str, str]:
     return {
         **_planned_properties(form.plan),
         COLUMNS: json.dumps(column_numbers(form.schema)),
+        CHANGED_ROWS: "",
         **form.more_properties,
     }
 

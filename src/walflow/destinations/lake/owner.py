@@ -87,15 +87,15 @@ def position_of(places: Iterable[Place | None]) -> Lsn | None:
     was put on another version than it was made for, and it may lack changes."""
     newest: Place | None = None
     made_for: Lsn | None = None
+    has_moved = False
     for place in places:
-        is_newest = newest is None
-        if place is None or not (is_newest or place.position == made_for):
+        if place is None or not (newest is None or place.position == made_for):
             return None
         newest = newest or place
-        # A commit by which the table stays where it is says no more than the one below it.
-        if place.since is None or not (is_newest or place.since == place.position):
+        # Down to what the newest commit that brought the table further was made for.
+        if has_moved or place.since is None:
             break
-        made_for = place.since
+        made_for, has_moved = place.since, place.since != place.position
     # What the oldest was made for may have expired.
     return None if newest is None else newest.position
 
