@@ -150,6 +150,24 @@ def test_columns_with_names_of_deltas_own_are_refused(
     assert not warehouse.exists()
 
 
+def test_columns_that_get_a_name_of_deltas_own_are_refused(
+    tmp_path: Path, destination: LakeDestination
+) -> None:
+    before = form(id="1 bigint", a="2 string")
+    source = Source(before, tmp_path)
+    destination.adopt_files(before, [source.copy_file()], Lsn(1), exact=False)
+    added = form(id="1 bigint", a="2 string", filePath="3 string")
+    renamed = form(id="1 bigint", filePath="2 string")
+    for evolution in (
+        Evolution(before, added, added=(added.column("filePath"),)),
+        Evolution(before, renamed, renamed=((before.column("a"), renamed.column("filePath")),)),
+    ):
+        with pytest.raises(DestinationError, match="column filePath, a name that Delta") as refused:
+            destination.change_table(evolution)
+        assert not refused.value.retry
+    assert destination.applied(before) == Lsn(1)
+
+
 def test_tables_of_others_are_left_alone(
     spark: SparkSession, session: SparkSession, warehouse: Path, source: Source
 ) -> None:

@@ -150,12 +150,25 @@ _FULL_ZEROS = (
     "UPDATE @ SET s = '-0' WHERE s::text = '0' AND \"row\"::text = '0'",
 )
 
+# A domain over an array, in an array: Spark holds arrays in arrays.
+_FULL_NESTED_ZEROS = (
+    "ALTER TABLE @ REPLICA IDENTITY FULL",
+    """INSERT INTO @ VALUES ('{"{0}"}', 1), ('{"{-0}"}', 1), ('{"{1,-0}","{0}"}', 2),"""
+    """ ('{"{1,0}","{-0}"}', 2), (NULL, 3)""",
+    "--",
+    """DELETE FROM @ WHERE t::text = '{"{0}"}'""",
+    "--",
+    """DELETE FROM @ WHERE t::text = '{"{1,0}","{-0}"}'""",
+    """UPDATE @ SET t = '{"{0}"}' WHERE t::text = '{"{-0}"}'""",
+)
+
 VALUES = (
     tell(_ARRAY_KEY, "arrays", columns="t text[] PRIMARY KEY, s int"),
     tell(_FULL_ARRAYS, "arrays_keyless", columns="t text[], s int"),
     tell(_ZERO_KEY, "zero8", columns="t float8 PRIMARY KEY, s int"),
     tell(_ZERO_KEY, "zero_view", "view", columns="t float8 PRIMARY KEY, s int"),
     tell(_FULL_ZEROS, "zero_keyless", columns='s float8, t float8[], "row" float4'),
+    tell(_FULL_NESTED_ZEROS, "zero_nested", columns="t vector[], s int"),
     tell(_NEAR_KEY, "near", rows=EXACTLY, columns="t numeric PRIMARY KEY, s int"),
 )
 VALUES_IN_MODES = (
@@ -218,6 +231,7 @@ VALUES_IN_MODES = (
 def test_values_that_are_equal_and_not_the_same(
     spark: SparkSession, database: Database, tmp_path: Path, lake_format: str
 ) -> None:
+    database.execute("CREATE DOMAIN vector AS float8[]")
     follow(VALUES, spark, database, tmp_path, lake_format, types__numeric="double")
 
 

@@ -154,6 +154,21 @@ def test_from_python_only_warnings_are_told_and_on_stderr(tmp_path: Path) -> Non
     assert "hint=" in line
 
 
+def test_events_of_the_caller_stay_as_structlog_shows_them(tmp_path: Path) -> None:
+    own = 'caller = structlog.get_logger()\nstructlog.get_logger("theirs").info("early")'
+    program = FROM_PYTHON.format(folder=str(tmp_path / "log"), before=own)
+    program += '    caller.debug("late")\n    structlog.get_logger("theirs").info("later")\n'
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert [line.split("] ")[1].split()[0] for line in ran.stdout.splitlines()] == [
+        "early",
+        "late",
+        "later",
+    ]
+    assert len(ran.stderr.splitlines()) == 1
+
+
 def test_from_python_who_asks_for_more_gets_it(tmp_path: Path) -> None:
     ours = "from walflow.observe import logs\nlogs.configure(level='debug', json=True)"
     out, err = run_from_python(tmp_path, ours)

@@ -63,6 +63,9 @@ def test_what_is_noted_finds_the_pipeline_again_and_has_no_secret(tmp_path: Path
     for part in ("host=db", "port=5433", "user=me", "sslrootcert=/etc/root.crt"):
         assert part in uri
     assert known.writes("7/shop", "iceberg:///lake/")
+    assert known.writes("7/shop", "iceberg:/lake")
+    assert not known.writes("7/shop", "iceberg:///lake/other")
+    assert not known.writes("7/shop", "delta:///lake")
     assert not known.writes("8/shop", "iceberg:///lake")
     # What is said now stands before it.
     assert load_settings(None, {"name": "other"}, {}, noted=known.settings).name == "other"

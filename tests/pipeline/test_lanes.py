@@ -266,6 +266,41 @@ def test_nothing_is_applied_from_a_damaged_segment(
     ]
 
 
+def test_a_damaged_segment_is_not_met_again_by_a_copy_under_an_older_snapshot(
+    spark: SparkSession, settings: Settings, database: Database
+) -> None:
+    """While another table is copied, its snapshot is held, and the log has all since then."""
+    shelf, held, go_on = PositionedShelf(), threading.Event(), threading.Event()
+
+    def hold(table: TableName) -> None:
+        if table == A and not held.is_set():
+            held.set()
+            assert go_on.wait(HOLD)
+
+    shelf.before_round = hold
+    set_failpoints("copy.range[public.b]=hold")
+    try:
+        with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
+            wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
+            database.execute("UPDATE a SET v = 'first' WHERE id = 1")
+            assert held.wait(WAIT)
+            database.execute("UPDATE a SET v = 'nisread' WHERE id = 2")
+            data = settings.log_folder / "data"
+            wait_for(lambda: bool(files_with(b"nisread", data)), WAIT)
+            (damaged,) = files_with(b"nisread", data)
+            change_byte(damaged, b"nisread")
+            go_on.set()
+            wait_for(lambda: shelf.copies[A] == 2 and phase_of(pipeline, "a") is Phase.READY, WAIT)
+            assert phase_of(pipeline, "b") is Phase.DATA_SYNC
+            assert_equal(shelf, database, "a")
+            set_failpoints("")
+            catch_up(pipeline)
+            assert_equal(shelf, database, "a", "b")
+    finally:
+        set_failpoints("")
+    assert shelf.copies == {A: 2, B: 1}
+
+
 def test_a_damaged_copy_is_not_handed_over(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:

@@ -59,6 +59,12 @@ def test_what_older_rows_have_becomes_something_else(
         "INSERT INTO moods SELECT i, 'low'::mood FROM generate_series(1, 5) i",
         "CREATE TABLE others (id int PRIMARY KEY, v other)",
         "INSERT INTO others SELECT i, ROW(i)::other FROM generate_series(1, 5) i",
+        "CREATE TYPE passing AS ENUM ('here', 'there')",
+        "CREATE TABLE passings (id int PRIMARY KEY, v passing)",
+        "INSERT INTO passings SELECT i, 'here'::passing FROM generate_series(1, 5) i",
+        "CREATE TYPE grown AS (a int)",
+        "CREATE TABLE growns (id int PRIMARY KEY, v grown)",
+        "INSERT INTO growns SELECT i, ROW(i)::grown FROM generate_series(1, 5) i",
         "CREATE PUBLICATION walflow FOR ALL TABLES",
     )
     tables = ("steady", "plain", "pairs", "moods", "others")
@@ -75,9 +81,18 @@ def test_what_older_rows_have_becomes_something_else(
         "ALTER TABLE plain SET LOGGED",
         "VACUUM FULL steady",
         "UPDATE steady SET v = 'new' WHERE id = 2",
+        # And back again, so that it looks as before. The log has what it was in between.
+        "ALTER TYPE passing RENAME VALUE 'here' TO 'gone'",
+        "UPDATE passings SET v = 'gone' WHERE id = 2",
+        "ALTER TYPE passing RENAME VALUE 'gone' TO 'here'",
+        "ALTER TYPE grown ADD ATTRIBUTE b int",
+        "UPDATE growns SET v = (7, 8) WHERE id = 2",
+        "ALTER TYPE grown DROP ATTRIBUTE b",
     )
+    back = ("passings", "growns")
     with running(settings, spark, destination=shelf) as pipeline:
-        assert_follows(pipeline, shelf, database, *tables)
+        assert_follows(pipeline, shelf, database, *tables, *back)
+        assert {table: shelf.copies[named(table)] for table in back} == dict.fromkeys(back, 2)
         copies = {table: shelf.copies[named(table)] for table in tables}
         assert copies == {"steady": 1, "plain": 2, "pairs": 1, "moods": 1, "others": 2}
         # Somebody does.

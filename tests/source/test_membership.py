@@ -355,6 +355,17 @@ ALTERED: dict[str, tuple[tuple[str, ...], set[str]]] = {
         ),
         {"a_mood", "moods", "a_pair", "outers", "a_span"},
     ),
+    "a label renamed and named back": (
+        (
+            "ALTER TYPE mood RENAME VALUE 'low' TO 'other'",
+            "ALTER TYPE mood RENAME VALUE 'other' TO 'low'",
+        ),
+        {"a_mood", "moods", "a_pair", "outers", "a_span"},
+    ),
+    "an attribute that came and went": (
+        ("ALTER TYPE pair ADD ATTRIBUTE passing int", "ALTER TYPE pair DROP ATTRIBUTE passing"),
+        {"a_pair", "outers"},
+    ),
     "an attribute more": (("ALTER TYPE pair ADD ATTRIBUTE c int",), {"a_pair", "outers"}),
     "an attribute made again": (
         ("ALTER TYPE pair DROP ATTRIBUTE c", "ALTER TYPE pair ADD ATTRIBUTE c int"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -11,7 +12,16 @@ from walflow.paths import is_foreign_path
 from walflow.plugins import PYTHON, installed
 from walflow.redaction import redacted
 
-__all__ = ["GROUP", "LAKES", "check_uri", "is_lake", "is_web", "kind_of", "warehouse_of"]
+__all__ = [
+    "GROUP",
+    "LAKES",
+    "check_uri",
+    "is_lake",
+    "is_web",
+    "kind_of",
+    "same_place",
+    "warehouse_of",
+]
 
 LAKES = ("iceberg", "delta")
 """Formats of a lake, as URIs name them."""
@@ -49,6 +59,18 @@ def check_uri(uri: str) -> None:
     kind = kind_of(uri)
     if kind not in (*_WEB, PYTHON) and (kind in LAKES or installed(GROUP, kind) is None):
         warehouse_of(uri)
+
+
+def same_place(uri: str, other: str) -> bool:
+    """Whether both name one place, however they write it."""
+    return _place(uri) == _place(other)
+
+
+def _place(uri: str) -> str:
+    if is_lake(uri):
+        with suppress(BadUri):
+            return f"{kind_of(uri)}:{warehouse_of(uri).resolve()}"
+    return redacted(uri).rstrip("/")
 
 
 def warehouse_of(uri: str) -> Path:

@@ -1,8 +1,8 @@
 """Structured logs: for people on a terminal, or one JSON object a line; never with a secret.
 
-Modules log with ``structlog.get_logger()`` and say what they know as keywords::
+Modules log with ``structlog.get_logger(__name__)`` and say what they know as keywords::
 
-    log = structlog.get_logger()
+    log = structlog.get_logger(__name__)
     log.info("segment sealed", upto=str(upto), rows=rows)
 """
 
@@ -53,26 +53,43 @@ def configure(*, json: bool = False, level: str = "info", stream: TextIO | None 
 
 
 def configure_if_nobody_has() -> None:
-    """For callers from Python: warnings and errors on stderr, no more, as of any library.
+    """For callers from Python: of walflow's own events only warnings and errors, on stderr, as of
+    any library. The caller's events stay as structlog shows them.
 
     structlog by itself would print all, debug lines too, on stdout. Whoever has configured it,
     by ``configure`` or otherwise, has it as it is.
     """
     if structlog.is_configured():
         return
+    of_caller: list[Processor] = list(structlog.get_config()["processors"])
+    ours: list[Processor] = [
+        # Not by a class that filters: what replaces the processors, as tests do, sees all.
+        _only_warnings,
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _explain_errors,
+        *_console(sys.stderr),
+    ]
+
+    def process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
+        shown: Any = event
+        for processor in ours if isinstance(logger, _OurLogger) else of_caller:
+            shown = processor(logger, method, shown)
+        return shown
+
     structlog.configure(
-        processors=[
-            # Not by a class that filters: what replaces the processors, as tests do, sees all.
-            _only_warnings,
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-            _explain_errors,
-            *_console(sys.stderr),
-        ],
-        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
-        cache_logger_on_first_use=False,
+        processors=[process], logger_factory=_new_logger, cache_logger_on_first_use=False
     )
+
+
+class _OurLogger(structlog.WriteLogger):
+    """Writes what walflow's own modules say."""
+
+
+def _new_logger(*args: Any) -> WrappedLogger:
+    ours = args and isinstance(args[0], str) and args[0].split(".")[0] == "walflow"
+    return _OurLogger(sys.stderr) if ours else structlog.PrintLogger()
 
 
 def _only_warnings(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -23,6 +23,7 @@ from walflow.changelog.identity import BESIDE
 from walflow.changelog.identity import KNOWN as FILE
 from walflow.config import Settings
 from walflow.config.keys import field_at, section_at
+from walflow.destinations.uris import same_place
 from walflow.redaction import MASK, redacted
 from walflow.source.connection import Session, redact, without_secrets
 from walflow.source.publication import chosen_publication
@@ -69,8 +70,7 @@ class KnownPipeline:
 
     def writes(self, system: str, destination: str) -> bool:
         """Whether this is where it takes its rows from, and where it brings them."""
-        there = redacted(destination)
-        return self.system == system and self.destination.rstrip("/") == there.rstrip("/")
+        return self.system == system and same_place(self.destination, destination)
 
 
 def remember(settings: Settings, system: str) -> bool:

@@ -118,7 +118,7 @@ class Rounds:
         stats = sum((file.stats for file in taken.files), ChangeStats())
         span = Span(begins, taken.upto)
         if taken.files:
-            self._check(state, taken.files)
+            self._check(state, taken)
             changes = self._changes(state, taken, stats)
             if stretches[0].span.after < state.position:
                 # A segment may begin before the snapshot that the table was copied under.
@@ -228,11 +228,13 @@ class Rounds:
         there = self._store.get_table_schema(state.schema.oid, Lsn(state.position - 1))
         return there if there is not None and version < there.version else None
 
-    def _check(self, state: TableState, files: Sequence[LogFile]) -> None:
+    def _check(self, state: TableState, taken: _Round) -> None:
         """Raise Outgrown if what the log has is not what was received: then only a copy helps."""
         try:
-            self._log.check(files)
+            self._log.check(taken.files)
         except LogDamaged as damaged:
+            # A copy under an older snapshot would come to the damaged file again.
+            self._log.break_off(state.schema.oid, taken.upto)
             self._metrics.worker_failed("apply", damaged)
             _logger.error(
                 "a file of the change log is damaged; nothing of it is applied, and the table is "

@@ -281,7 +281,11 @@ def _speaks_of(relation: Relation, form: TableSchema, types: TypeCatalog) -> boo
     by_key = form.replica_identity is not ReplicaIdentity.FULL
     return all(
         (known.name, known.type.oid) == (column.name, column.type_oid)
-        and types.resolve(column.type_oid, column.typmod).typmod == known.type.typmod
+        # A domain that is gone too does not say any more what its modifier was.
+        and (
+            not types.has(column.type_oid)
+            or types.resolve(column.type_oid, column.typmod).typmod == known.type.typmod
+        )
         and not (by_key and column.identity is not (known.name in form.key))
         for column, known in zip(relation.columns, form.columns, strict=True)
     )

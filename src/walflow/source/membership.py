@@ -102,7 +102,9 @@ INSIDE_TYPE = """
 """From the types ``t`` (in ``pg_type``) to those that they are made of, one step: through domains,
 arrays, ranges and composites."""
 
-# A domain's and a range's parts never change.
+# A domain's and a range's parts never change. What was altered and altered back counts too: the log
+# may have texts of the time in between. A label's row is written by whoever renames it, and an
+# attribute that was dropped stays in the catalog, with 0 as its type.
 _TYPE_FACTS = f"""
 WITH RECURSIVE part (root, oid) AS (
        SELECT oid, oid FROM unnest(%s::oid[]) AS oid WHERE oid >= 16384
@@ -110,14 +112,14 @@ WITH RECURSIVE part (root, oid) AS (
        SELECT part.root, inside.oid
          FROM part JOIN pg_type AS t ON t.oid = part.oid
         {INSIDE_TYPE})
-SELECT part.root, t.oid, e.oid::text || ':' || e.enumlabel
+SELECT part.root, t.oid, concat_ws(':', e.oid, e.xmin, e.enumlabel)
   FROM part JOIN pg_type AS t USING (oid) JOIN pg_enum AS e ON e.enumtypid = t.oid
  UNION ALL
 SELECT part.root, t.oid,
        coalesce(string_agg(concat_ws(':', a.attnum, a.atttypid, a.atttypmod), ' '
                            ORDER BY a.attnum), '')
   FROM part JOIN pg_type AS t USING (oid)
-  LEFT JOIN pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0
  WHERE t.typtype = 'c'
  GROUP BY part.root, t.oid
 """

@@ -63,6 +63,10 @@ class TypeCatalog:
             for oid, typmod, name in self._connection.execute(_NAMES, [oids, typmods]):
                 self._names[oid, typmod] = name
 
+    def has(self, oid: int) -> bool:
+        """Whether there is such a type; it must have been loaded."""
+        return self._rows.get(oid) is not None
+
     def _load_rows(self, oids: set[int]) -> None:
         missing = oids - self._rows.keys()
         while missing:

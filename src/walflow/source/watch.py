@@ -78,14 +78,15 @@ SELECT concat_ws('-',
             FROM relation
             JOIN pg_index AS i ON i.indrelid = relation.oid
            WHERE i.indisprimary OR i.indisreplident),
-         (SELECT bit_xor(hash_record_extended(ROW(e.oid, e.enumtypid, e.enumlabel), 0))
+         (SELECT bit_xor(hash_record_extended(
+                   ROW(e.oid, e.enumtypid, e.enumlabel, e.xmin::text), 0))
             FROM type JOIN pg_enum AS e ON e.enumtypid = type.oid),
          (SELECT bit_xor(hash_record_extended(
                    ROW(t.oid, a.attnum, a.atttypid, a.atttypmod), 0))
             FROM type
             JOIN pg_type AS t USING (oid)
             JOIN pg_attribute AS a ON a.attrelid = t.typrelid
-           WHERE a.attnum > 0 AND NOT a.attisdropped))
+           WHERE a.attnum > 0))
   FROM publication
 """
 

@@ -70,27 +70,36 @@ def _comparable(column: Column, value: Expr) -> Expr:
 def has_zeros(column: Column) -> bool:
     """Whether the column may have -0 and 0, which Spark, like Postgres, takes for equal. As a key
     they are the same, as part of a whole row they are not."""
-    return column.spark_type.removeprefix("array<").rstrip(">") in _FLOATS
+    return _element(column)[0] in _FLOATS
+
+
+def _element(column: Column) -> tuple[str, int]:
+    """The type of a column's single values, and in how many arrays they stand."""
+    bare = column.spark_type.replace("array<", "").rstrip(">")
+    return bare, column.spark_type.count("array<")
 
 
 def zeros_of(column: Column, value: Expr) -> Expr:
     """What tells them apart in a value of such a column."""
 
-    def text(number: Expr) -> Expr:
-        return sf.when(number == 0, number.cast("string"))
+    def text(value: Expr, depth: int) -> Expr:
+        if depth == 0:
+            return sf.when(value == 0, value.cast("string"))
+        return sf.transform(value, lambda element: text(element, depth - 1))
 
-    return sf.transform(value, text) if column.spark_type not in _FLOATS else text(value)
+    return text(value, _element(column)[1])
 
 
 def zeros_sql(column: Column, value: str) -> str:
     """So too, in SQL."""
 
-    def text(number: str) -> str:
-        return f"CASE WHEN {number} = 0 THEN cast({number} AS string) END"
+    def text(value: str, depth: int) -> str:
+        if depth == 0:
+            return f"CASE WHEN {value} = 0 THEN cast({value} AS string) END"
+        element = f"_walflow_{depth}"  # no column is called so
+        return f"transform({value}, {element} -> {text(element, depth - 1)})"
 
-    if column.spark_type not in _FLOATS:
-        return f"transform({value}, number -> {text('number')})"
-    return text(value)
+    return text(value, _element(column)[1])
 
 
 def exact_texts(columns: Sequence[Column], prefix: str = "") -> dict[str, Expr]:

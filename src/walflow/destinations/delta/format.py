@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -93,6 +93,9 @@ class DeltaFormat:
 
     def version(self, spark: SparkSession, name: TableName) -> str | None:
         return newest_version(self._folder(name))
+
+    def check_names(self, name: TableName, columns: Collection[str]) -> None:
+        check_names(name, columns)
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         check_names(form.name, [column.name for column in form.columns])

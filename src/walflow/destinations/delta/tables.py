@@ -6,7 +6,7 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,7 +132,7 @@ def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
     return {**_PROPERTIES, **owner.properties, **table_properties(form)}
 
 
-def check_names(table: TableName, columns: Sequence[str]) -> None:
+def check_names(table: TableName, columns: Collection[str]) -> None:
     """DestinationError if Delta takes two of the columns for the same, or one for its own."""
     if taken := sorted({name for name in columns if name in _OWN_COLUMNS}):
         raise DestinationError(

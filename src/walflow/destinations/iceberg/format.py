@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -128,6 +128,9 @@ class IcebergFormat:
     def version(self, spark: SparkSession, name: TableName) -> str | None:
         bridge = self._bridge(spark)
         return version_of_table(spark, name) if bridge is None else bridge.version(name)
+
+    def check_names(self, name: TableName, columns: Collection[str]) -> None:
+        """Any names will do."""
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         create_table(spark, form, owner, self._version)

@@ -155,7 +155,7 @@ class LakeDestination:
         with self._writing(table.name) as spark:
             # Whose it is decides whether it may be replaced.
             stored = self._tables.look(spark, table.name)
-            if stored is not None and has_past(stored):
+            if stored is not None and has_past(spark, self._format, table.name, stored):
                 form = self._form(table, exact=EXACT in stored.columns)
                 bring_to_form(spark, self._format, form, stored, stamp)
                 rows = read_copy(spark, [str(file) for file in files], table, exact)

@@ -61,6 +61,7 @@ def change_form(
     if stored is None:
         raise NotFollowed("there is no table to be changed")
     names = _names(form, evolution, stored)
+    format.check_names(form.name, names.wanted | {column.name for column in form.columns})
     change = _Change(spark, format, form, evolution, names, stored.position)
     stamp = None if stored.position is None else Stamp(owner, stored.position, stored.position)
     with nullcontext() if stamp is None else format.stamped(spark, stamp):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -171,6 +171,9 @@ class LakeFormat(Protocol):
     def version(self, spark: SparkSession, name: TableName) -> str | None:
         """What tells the table's newest version from all others, also of other tables that had the
         name; None: there is none. Must cost next to nothing: it is asked before each batch."""
+
+    def check_names(self, name: TableName, columns: Collection[str]) -> None:
+        """DestinationError if a table cannot have columns of these names."""
 
     def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
         """Make the table, empty and without a position. There is none."""

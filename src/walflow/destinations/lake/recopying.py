@@ -30,7 +30,7 @@ from walflow.destinations.lake.owner import Stamp
 from walflow.destinations.lake.rounds import Round
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed, widens
-from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableSchema
+from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.changes import EXACT_TYPE, changes_schema
 from walflow.spark.checkpoints import checkpointed
 from walflow.spark.identities import identity_of, may_be_inexact
@@ -50,11 +50,15 @@ _INSERT, _UPDATE, _DELETE = (
 )
 
 
-def has_past(stored: Stored) -> bool:
+def has_past(spark: SparkSession, format: LakeFormat, name: TableName, stored: Stored) -> bool:
     """Whether the table has a past, which a copy in its place would destroy."""
     mode = stored.properties.get(MODE, "mirror")
-    keeps = any(writer.keeps_past for name, writer in MODES.items() if name == mode)
-    return keeps and stored.position is not None
+    keeps = any(writer.keeps_past for known, writer in MODES.items() if known == mode)
+    if not keeps:
+        return False
+    # A first copy that broke off leaves no position and no rows. Where somebody has set the table
+    # back, its position may be unknown, but its rows are still there.
+    return stored.position is not None or format.rows(spark, name) > 0
 
 
 def bring_to_form(
@@ -71,8 +75,7 @@ def bring_to_form(
         raise _would_be_lost(
             identifier, f"is to be of mode {form.plan.mode}, with other columns of walflow's"
         )
-    assert stored.position is not None
-    if stamp.position < stored.position:
+    if stored.position is not None and stamp.position < stored.position:
         raise _would_be_lost(
             identifier,
             f"has changes up to {stored.position}, after the copy's position {stamp.position}: "
