@@ -26,7 +26,7 @@ def test_a_killed_jvm_is_told_as_killed_and_nothing_is_lost(database: Database, 
         *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
     ]
     with ended(room.start(*arguments)) as process:
-        wait_for_line(process, "copied")
+        wait_for_line(process, "a table is ready")
         (jvm,) = (p for p in psutil.Process(process.pid).children(True) if p.name() == "java")
         jvm.kill()
         # A pipeline that has nothing to do may not miss it.

@@ -15,7 +15,7 @@ import psycopg
 
 from tests.conftest import Database
 from walflow.config import Settings
-from walflow.demo.forms import Form, form_of, quoted_for_spark
+from walflow.demo.forms import Form, array_of, form_of, quoted_for_spark
 from walflow.destinations import warehouse_of
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
@@ -178,18 +178,28 @@ def _some(rows: Rows) -> list[tuple[str, ...]]:
 
 def _columns(connection: psycopg.Connection[Any], table: str) -> list[_Column]:
     found = connection.execute(
-        "SELECT attname, atttypmod, b.typname, e.typname FROM pg_attribute"
-        " JOIN pg_type t ON t.oid = atttypid"
-        " JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END"
-        " LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'"
+        "SELECT attname, atttypid, atttypmod FROM pg_attribute"
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [f"public.{quote_identifier(table)}"],
     ).fetchall()
-    return [
-        # A numeric of more than 38 digits is held like one of any size.
-        _Column(name, form_of(kind, element, -1 if modifier >> 16 > 38 else modifier))
-        for name, modifier, kind, element in found
-    ]
+    return [_Column(name, _form(connection, oid, modifier)) for name, oid, modifier in found]
+
+
+def _form(connection: psycopg.Connection[Any], oid: int, modifier: int) -> Form:
+    """Through domains and arrays, of which one may be made of the other."""
+    found = connection.execute(
+        "SELECT typname, typbasetype, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END"
+        " FROM pg_type WHERE oid = %s",
+        [oid],
+    ).fetchone()
+    assert found is not None
+    name, base, element = found
+    if base:
+        return _form(connection, base, modifier)
+    if element:
+        return array_of(_form(connection, element, modifier))
+    # A numeric of more than 38 digits is held like one of any size.
+    return form_of(name, None, -1 if modifier >> 16 > 38 else modifier)
 
 
 def _texts(connection: psycopg.Connection[Any], table: str, columns: Sequence[_Column]) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Form", "form_of", "quoted_for_spark"]
+__all__ = ["Form", "array_of", "form_of", "quoted_for_spark"]
 
 # The rules for what types cannot hold, as docs/decisions/0002-types.md has them.
 _FIRST, _LAST = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
@@ -76,7 +76,7 @@ _ODD_NUMERIC = "({} IN ('NaN', 'Infinity', '-Infinity') OR abs({}) >= 1e20 OR {}
 def form_of(type_name: str, element: str | None = None, modifier: int = -1) -> Form:
     """The form for a type by its name in pg_type; for arrays also the element's."""
     if element is not None:
-        return _array(form_of(element, None, modifier))
+        return array_of(form_of(element, None, modifier))
     if type_name == "numeric":
         odd = "({} = 'NaN')" if modifier >= 0 else _ODD_NUMERIC
         exact = "{}" if modifier >= 0 else "({})::numeric(38,18)"
@@ -84,7 +84,7 @@ def form_of(type_name: str, element: str | None = None, modifier: int = -1) -> F
     return _FORMS.get(type_name, _TEXT)
 
 
-def _array(element: Form) -> Form:
+def array_of(element: Form) -> Form:
     """Each element's text with its length before it, so that no text can look like two."""
     held, odd = element.postgres_held("e"), element.postgres_odd("e")
     return Form(
