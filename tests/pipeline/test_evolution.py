@@ -360,8 +360,10 @@ def test_a_form_that_changes_while_the_copy_is_handed_over(
         shelf.before_copy = lambda table: hold(go_on)
         make(database, "late")
         wait_phase(pipeline, "late", Phase.FINISHED_COPY)
+        database.execute("UPDATE late SET v = 'before' WHERE id = 1")
+        # Received while the catalog still says which columns it speaks of.
+        wait_until_logged(pipeline)
         database.execute(
-            "UPDATE late SET v = 'before' WHERE id = 1",
             "ALTER TABLE late ADD COLUMN n int DEFAULT 3",
             "UPDATE late SET v = 'after' WHERE id = 2",
             "ALTER TABLE late DROP COLUMN v",
