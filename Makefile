@@ -31,6 +31,9 @@ demo: $(STAMP) ## A live shop in an embedded Postgres, replicated to Iceberg (AR
 
 test: lint types docs pytest ## What a change is likely to break: lint, types, import borders, docs, quick tests
 
+# What the variables mean: tests/pipeline/test_killing.py, tests/lake/test_random.py.
+test-all: export WALFLOW_TEST_KILLS ?= 100
+test-all: export WALFLOW_TEST_SEEDS ?= 5
 test-all: lint types docs ## All of it: `make test` and the long tests
 	@$(MAKE) pytest MARKED=
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # Each process starts a JVM: on a busy machine that takes its time.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+KILLS = int(os.environ.get("WALFLOW_TEST_KILLS", "2"))
 
 
 @pytest.fixture
@@ -156,13 +157,13 @@ def kill_at_every_move(pipeline: Killable, chain: Chain) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800 + 60 * KILLS)
 def test_at_random(spark: SparkSession, pipeline: Killable) -> None:
-    kills = int(os.environ.get("WALFLOW_TEST_KILLS", "2"))
     seed = int(os.environ.get("WALFLOW_TEST_SEED", "1"))
     print(f"WALFLOW_TEST_SEED={seed}")
     chance = random.Random(seed)
     with Writers(pipeline.database, seed) as writers:
-        for number in range(kills):
+        for number in range(KILLS):
             if number == 1:
                 pipeline.database.execute(PUBLISH_LATE)
             elif number and set(pipeline.phases().values()) == {"Ready"}:
@@ -177,8 +178,8 @@ def test_at_random(spark: SparkSession, pipeline: Killable) -> None:
                 assert process.wait() == KILLED, process
             pipeline.check_nothing_left()
             print(f"killed {after:.2f} s after {start!r}: {pipeline.phases()}")
-        if kills < 2:
+        if KILLS < 2:
             pipeline.database.execute(PUBLISH_LATE)
     pipeline.catch_up()
-    print(f"killed {kills} times during {writers.transactions} transactions")
+    print(f"killed {KILLS} times during {writers.transactions} transactions")
     assert_equal(spark, pipeline)
