@@ -20,7 +20,6 @@ from tests.lake.equality import (
     NOT_DELETED,
     Lake,
     Sought,
-    assert_equal,
     differences,
 )
 from tests.pipeline.capturing import wait_for
@@ -431,20 +430,22 @@ def follow(
     database.execute(f"CREATE PUBLICATION walflow FOR TABLE {listed}")
     lake = Lake(spark, settings)
     sought = [Sought(story.table, story.rows) for story in stories]
-    with running(settings, spark) as pipeline:
-        check(pipeline, stories)
-        assert_equal(database, lake, sought)
-    for story in stories:
-        database.execute(*story.backlog)
-    with running(settings, spark) as pipeline:
-        check(pipeline, stories)
-        assert_equal(database, lake, sought)
-        for story in stories:
-            database.execute(*story.live)
-        catch_up(pipeline)
+
+    def come_equal(pipeline: Pipeline) -> None:
         check(pipeline, stories)
         # Not quite at once: a table's form may be looked at once more.
         wait_for(lambda: is_equal(database, lake, sought), WAIT, "all are equal", pipeline.check)
+
+    with running(settings, spark) as pipeline:
+        come_equal(pipeline)
+    for story in stories:
+        database.execute(*story.backlog)
+    with running(settings, spark) as pipeline:
+        come_equal(pipeline)
+        for story in stories:
+            database.execute(*story.live)
+        catch_up(pipeline)
+        come_equal(pipeline)
 
 
 def is_equal(database: Database, lake: Lake, sought: list[Sought]) -> bool:
