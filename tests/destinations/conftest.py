@@ -30,7 +30,7 @@ def nobody_else_writes() -> None:
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
-    return tmp_path / "warehouse"
+    return tmp_path / "ware house%20#?"
 
 
 @pytest.fixture

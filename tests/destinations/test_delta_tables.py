@@ -76,7 +76,11 @@ def test_copies_of_all_types(
 
 
 def test_weird_names(
-    spark: SparkSession, session: SparkSession, tmp_path: Path, destination: LakeDestination
+    spark: SparkSession,
+    session: SparkSession,
+    warehouse: Path,
+    tmp_path: Path,
+    destination: LakeDestination,
 ) -> None:
     columns = {"id": "int", "a.b": "string", "q`\"'\\": "string", "ü é,;{}()\n\t=": "string"}
     schema = make_schema(columns, ["id", "a.b"], "x y.z'`\"%7e~", "Σχήμα.x")
@@ -89,7 +93,7 @@ def test_weird_names(
         source.update(source.rows[0], unsent=["q`\"'\\"], **{"ü é,;{}()\n\t=": "x"})
         source.insert(id=1, **{"a.b": "b"})
     destination.write_events(source.events(spark))
-    assert_same(delta_rows(session, tmp_path / "warehouse", schema), source.rows)
+    assert_same(delta_rows(session, warehouse, schema), source.rows)
     assert destination.own_tables() == [schema.name]
 
 

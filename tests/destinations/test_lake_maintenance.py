@@ -124,7 +124,7 @@ class Lake:
     def __init__(self, spark: SparkSession, folder: Path, upkeep: UpkeepPlan) -> None:
         (folder / "log").mkdir()
         self.spark = spark
-        self.folder = folder / "warehouse"
+        self.folder = folder / "ware house%20#?"
         self.source = Source(SCHEMA, folder / "log")
         self.format = IcebergFormat(str(self.folder))
         self.destination = LakeDestination(spark, self.format, OWNER, upkeep=upkeep)

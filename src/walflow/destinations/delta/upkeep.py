@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from walflow.destinations.delta.commits import readable_commits
 from walflow.destinations.delta.tables import identifier_of
@@ -58,7 +57,8 @@ def compact(spark: SparkSession, folder: Path, policy: Compaction) -> bool:
 
 def _file_sizes(spark: SparkSession, folder: Path) -> list[int]:
     files = spark.table(identifier_of(folder)).inputFiles()
-    return [Path(unquote(urlsplit(file).path)).stat().st_size for file in files]
+    # "file:" and the path as it is: Spark does not encode it.
+    return [Path(file.removeprefix("file:")).stat().st_size for file in files]
 
 
 def expire(spark: SparkSession, folder: Path, given_up: Sequence[int]) -> None:
