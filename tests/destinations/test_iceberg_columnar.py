@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import KEYED, NAN, Pair
@@ -235,6 +236,27 @@ def test_what_columns_cannot_tell_is_left_to_spark(
         pair.source.insert(id=1, t="t")
     pair.round()
     assert ways == [True], "the table has exact texts, but not in its key"
+    pair.destination.shutdown()
+
+
+def test_what_fails_in_columns_is_told_with_its_cause(spark: SparkSession, tmp_path: Path) -> None:
+    pair = Pair(spark, tmp_path, KEYED)
+    with pair.source.transaction():
+        pair.source.insert(id=1, v="v")
+    pair.copy()
+    pair.destination.shutdown()
+    pair.destination = pair.another_destination()
+    [manifests] = pair.warehouse.rglob("snap-*.avro")
+    manifests.unlink()
+    with pair.source.transaction():
+        pair.source.insert(id=2, v="v")
+    with capture_logs() as logs, pytest.raises(DestinationError, match="snap-"):
+        pair.destination.write_events(pair.source.events(spark))
+    told = [line["error"] for line in logs if line["log_level"] == "warning"]
+    assert len(told) == 1
+    assert manifests.name in told[0]
+    assert "Py4J" not in told[0]
+    assert "An error occurred" not in told[0]
     pair.destination.shutdown()
 
 

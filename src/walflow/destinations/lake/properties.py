@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from walflow.destinations.lake.owner import Owner, is_owned
+from walflow.spark.causes import cause_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ def is_table_owned(spark: SparkSession, identifier: str, owner: Owner) -> bool:
         _logger.warning(
             "it cannot be told whose a table is",
             table=identifier,
-            error=str(error).strip().partition("\n")[0],
+            error=cause_of(error).message,
         )
         return False
     return is_owned(owner, properties)

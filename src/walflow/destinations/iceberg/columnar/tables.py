@@ -28,6 +28,7 @@ from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.owner import Stamp
 from walflow.errors import TableMoved, WalflowError
 from walflow.model import Lsn, TableName
+from walflow.spark.causes import cause_of
 
 __all__ = ["ColumnarTables"]
 
@@ -264,5 +265,6 @@ def _nothing_but_not_in_columns(name: TableName) -> Iterator[None]:
     except (NotInColumns, WalflowError):
         raise
     except Exception as error:
-        _logger.warning("left to Spark", table=str(name), error=repr(error))
-        raise NotInColumns(str(error)) from error
+        cause = cause_of(error).message
+        _logger.warning("left to Spark", table=str(name), error=cause)
+        raise NotInColumns(cause) from error

@@ -47,6 +47,7 @@ from walflow.errors import DestinationError, DestinationForeign
 from walflow.evolution import Evolution, NotFollowed
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
+from walflow.spark.causes import cause_of
 from walflow.spark.names import literal
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class ViewedTables:
             _logger.warning(
                 "changes of a table's former copy could not be merged",
                 table=str(name),
-                error=str(error).strip().partition("\n")[0],
+                error=cause_of(error).message,
             )
 
     def _replace_changes(self, spark: SparkSession, form: StoredForm, stamp: Stamp) -> None:
