@@ -62,7 +62,7 @@ def test_tables_that_are_set_back_lose_nothing(
             database.execute(f"UPDATE {table} SET v = 'late' WHERE id = 20")
         catch_up(pipeline)
         assert_equal(database, lake, [Sought(table) for table in tables])
-        assert all(state.phase is Phase.READY for state in pipeline.status().tables)
+        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
 
 
 def columns(session: SparkSession, identifier: str) -> list[str]:
@@ -124,4 +124,4 @@ def test_a_table_that_is_set_back_over_a_change_of_its_columns(
         assert_equal(database, lake, sought)
         # What it is replaced by has no past.
         assert set(lake.rows(past.format(lake.query("versions")))) >= versions
-        assert all(state.phase is Phase.READY for state in pipeline.status().tables)
+        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)

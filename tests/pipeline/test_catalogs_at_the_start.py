@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import WAIT, phase_of, running, settings_for
+from tests.pipeline.following import wait_phase
+from tests.pipeline.running import WAIT, running, settings_for
 from tests.spark.rest_catalog import serving_catalog
 from tests.spark.test_catalogs import jdbc as jdbc
 from walflow.errors import ConfigError, DestinationError
@@ -120,7 +121,7 @@ def test_a_catalog_that_goes_away_later_is_waited_for(
         options = {"type": "rest", "uri": address}
         settings = settings_for(database, tmp_path, destination__options=options)
         with running(settings, spark) as pipeline:
-            assert phase_of(pipeline, "t") is Phase.READY
+            wait_phase(pipeline, "t", Phase.READY)
     database.execute("INSERT INTO t VALUES (2)")
     with capture_logs() as logs, running(settings, spark, caught_up=False) as pipeline:
         position = pipeline.source_position()

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import HOLD, QUICK, WAIT, phase_of, running, settings_for
+from tests.pipeline.following import wait_phase
+from tests.pipeline.running import HOLD, QUICK, WAIT, running, settings_for
 from walflow.destinations.iceberg import catalog_conf, format
 from walflow.model import Phase
 from walflow.pipeline.pipeline import Pipeline
@@ -74,7 +75,7 @@ def test_a_pipeline_that_has_begun_receives_meanwhile(
         "CREATE PUBLICATION walflow FOR TABLE t",
     )
     with running(settings_for(database, tmp_path), spark) as pipeline:
-        assert phase_of(pipeline, "t") is Phase.READY
+        wait_phase(pipeline, "t", Phase.READY)
     database.execute("INSERT INTO t VALUES (2)")
     with hanging_server() as (address, asked), capture_logs() as logs:
         options = {"type": "rest", "uri": address, TIMEOUT: "3600000"}

@@ -331,7 +331,7 @@ def test_a_store_that_is_away_for_shorter_than_the_lease(
             database.execute("UPDATE a SET v = 'it is back'")
             catch_up(pipeline)
             assert shelf.rows("a") == in_source(database, "a")
-            assert phase_of(pipeline, "a") is Phase.READY
+            wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
 
 
 @pytest.mark.spark
