@@ -17,6 +17,7 @@ import psutil
 import psycopg
 import pytest
 import structlog
+from hypothesis import settings
 
 from tests.shared_classes import archive_classes
 from walflow.errors import PostgresMissing
@@ -24,6 +25,11 @@ from walflow.model import quote_identifier
 from walflow.testing.postgres import EmbeddedPostgres
 
 pytest_plugins = ["tests.spark_fixtures"]
+
+# The same examples each time, so that a run fails for what was changed; WALFLOW_TEST_EXAMPLES has
+# other ones.
+settings.register_profile("walflow", derandomize="WALFLOW_TEST_EXAMPLES" not in os.environ)
+settings.load_profile("walflow")
 
 SUPPORTED_VERSIONS = (14, 15, 16, 17, 18)
 
