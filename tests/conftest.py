@@ -26,8 +26,8 @@ from walflow.testing.postgres import EmbeddedPostgres
 
 pytest_plugins = ["tests.spark_fixtures"]
 
-# The same examples each time, so that a run fails for what was changed; WALFLOW_TEST_EXAMPLES has
-# other ones.
+# The same examples each time, so that a run fails for what was changed. With WALFLOW_TEST_EXAMPLES,
+# which says how many some tests try, they are others.
 settings.register_profile("walflow", derandomize="WALFLOW_TEST_EXAMPLES" not in os.environ)
 settings.load_profile("walflow")
 

@@ -442,9 +442,6 @@ transactions = st.lists(st.lists(steps, min_size=3, max_size=8), min_size=3, max
 
 _numbers = itertools.count()
 
-EXAMPLES = "WALFLOW_TEST_EXAMPLES"
-"""Says of how many to try; without it they are the same few every time."""
-
 
 def _take(source: NotedSource, step: Step) -> None:
     taken = {row["id"] for row in source.rows}
@@ -468,9 +465,8 @@ def _take(source: NotedSource, step: Step) -> None:
 @pytest.mark.parametrize("mode", MODELS)
 @given(done=transactions, every=st.integers(1, 3))
 @settings(
-    max_examples=int(os.environ.get(EXAMPLES, "3")),
+    max_examples=int(os.environ.get("WALFLOW_TEST_EXAMPLES", "3")),
     deadline=None,
-    derandomize=EXAMPLES not in os.environ,
     database=None,
     print_blob=True,
     # To make an example smaller takes longer than to read a large one.

@@ -11,8 +11,9 @@ import pytest
 from tests.conftest import Database
 from tests.lake.equality import CURRENT, FORMATS, Lake, Sought, assert_equal, format_of
 from tests.pipeline.capturing import wait_for
+from tests.pipeline.following import wait_all_ready
 from tests.pipeline.running import WAIT, catch_up, running, settings_for
-from walflow.model import Phase, TableName
+from walflow.model import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,7 @@ def test_tables_that_are_set_back_lose_nothing(
     settings = settings_for(database, tmp_path, destination__uri=f"{lake_format}://{tmp_path}/lake")
     lake = Lake(spark, settings)
     with running(settings, spark) as pipeline:
-        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        wait_all_ready(pipeline)
         for number in range(3):
             for table in tables:
                 database.execute(
@@ -62,7 +63,7 @@ def test_tables_that_are_set_back_lose_nothing(
             database.execute(f"UPDATE {table} SET v = 'late' WHERE id = 20")
         catch_up(pipeline)
         assert_equal(database, lake, [Sought(table) for table in tables])
-        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        wait_all_ready(pipeline)
 
 
 def columns(session: SparkSession, identifier: str) -> list[str]:
@@ -124,4 +125,4 @@ def test_a_table_that_is_set_back_over_a_change_of_its_columns(
         assert_equal(database, lake, sought)
         # What it is replaced by has no past.
         assert set(lake.rows(past.format(lake.query("versions")))) >= versions
-        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        wait_all_ready(pipeline)

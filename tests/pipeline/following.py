@@ -18,7 +18,7 @@ from walflow.model import Phase, TableName
 from walflow.pipeline.pipeline import Pipeline
 from walflow.pipeline.tables import TableState
 
-__all__ = ["Writer", "assert_follows", "find", "named", "on_shelf", "wait_phase"]
+__all__ = ["Writer", "assert_follows", "find", "named", "on_shelf", "wait_all_ready", "wait_phase"]
 
 
 class Writer:
@@ -98,6 +98,15 @@ def wait_phase(pipeline: Pipeline, table: str, phase: Phase) -> TableState:
 
     wait_for(reached, WAIT, f"{table} is {phase}: {find(pipeline, table)}", pipeline.check)
     return seen[0]
+
+
+def wait_all_ready(pipeline: Pipeline) -> None:
+    """A table that has caught up is Ready only a moment later."""
+
+    def ready() -> bool:
+        return all(state.phase is Phase.READY for state in pipeline.status().tables)
+
+    wait_for(ready, WAIT, "all tables are Ready", pipeline.check)
 
 
 def assert_follows(pipeline: Pipeline, shelf: Shelf, database: Database, *tables: str) -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
-from tests.pipeline.following import wait_phase
+from tests.pipeline.following import wait_all_ready, wait_phase
 from tests.pipeline.running import (
     HOLD,
     QUICK,
@@ -510,7 +510,7 @@ def test_many_slow_tables_leave_room_for_the_quick_ones(
 
     shelf.before_round = hold
     with running(settings, spark, destination=shelf) as pipeline:
-        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        wait_all_ready(pipeline)
         # Fewer than there are threads for tables that are ready, and more than Spark has cores.
         database.execute(*(f"INSERT INTO {name} VALUES (1, 'x')" for name in names[:12]))
         for _ in range(12):

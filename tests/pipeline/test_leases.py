@@ -343,7 +343,7 @@ def test_a_store_that_is_away_for_longer_than_the_lease(
         settings = settings_for(database, tmp_path, store__uri=redis.uri)
         with running(settings, spark, destination=shelf):
             pass
-        short = Timing(lease=8.0, lease_renewal=0.5)
+        short = Timing(lease=15.0, lease_renewal=0.5)
         with running(settings, spark, destination=shelf, timing=short, caught_up=False) as pipeline:
             redis.crash()
             # Whoever notices first tells: a write that fails, or the lease that ran out.

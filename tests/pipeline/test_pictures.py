@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import Database
 from tests.destinations.reference import make_schema, reading_session
-from tests.pipeline.capturing import wait_for
-from tests.pipeline.running import QUICK, WAIT, catch_up, running, settings_for
+from tests.pipeline.following import wait_all_ready
+from tests.pipeline.running import QUICK, catch_up, running, settings_for
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.model import Lsn, Phase, TableName
@@ -127,7 +127,7 @@ def test_every_picture_is_of_one_transaction(
     settings = settings_for(database, tmp_path)
     with running(settings, spark, timing=replace(QUICK, cut=1.0)) as pipeline:
         # Pictures from before may lack tables: those that were not ready.
-        wait_for(lambda: all(s.phase is Phase.READY for s in pipeline.status().tables), WAIT)
+        wait_all_ready(pipeline)
         begin = pipeline.source_position()
         with transfers(database):
             wait_for_pictures(spark, tmp_path, begin, 4)

@@ -466,8 +466,6 @@ def test_whatever_happens_between_the_snapshots(reading: Reading) -> None:
     @hypothesis.given(stretches=STRETCHES)
     @hypothesis.settings(
         max_examples=int(os.environ.get("WALFLOW_TEST_EXAMPLES", "4")),
-        # New ones are looked for when many are.
-        derandomize="WALFLOW_TEST_EXAMPLES" not in os.environ,
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
