@@ -12,8 +12,8 @@ from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.evolution import Evolution, NotFollowed, evolution
 from walflow.model import Column, PgType, ReplicaIdentity, TableName, TableSchema
-from walflow.source.attributes import missing_array
-from walflow.source.catalog import published_tables
+from walflow.source.catalog.attributes import missing_array
+from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import connect
 
 INT = PgType("integer", 23, 23)
@@ -25,7 +25,7 @@ FILES = frozenset({100})
 
 
 def column(number: int, name: str, type_: PgType = TEXT, **more: object) -> Column:
-    made = Column(name, type_, SPARK[type_.oid], position=number)
+    made = Column(name, type_, SPARK[type_.oid], attnum=number)
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def test_numbers_settle_what_became_of_columns() -> None:
     story = way(form(ID, A, B), form(ID, replace(B, name="a"), column(5, "b")))
     assert story.dropped == (A,)
     assert story.renamed == ((B, replace(B, name="a")),)
-    assert [c.position for c in story.added] == [5]
+    assert [c.attnum for c in story.added] == [5]
 
 
 def test_what_is_in_an_added_column_must_be_known() -> None:
@@ -99,7 +99,7 @@ def test_a_column_that_was_merely_not_published_is_not_added() -> None:
 
 
 def test_columns_without_a_number_cannot_be_followed() -> None:
-    lost = replace(A, position=0)
+    lost = replace(A, attnum=0)
     assert refused(form(ID, lost), form(ID, A)) == "it cannot be told which column a is"
     assert refused(form(ID, A), form(ID, lost)) == "it cannot be told which column a is"
 

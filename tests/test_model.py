@@ -29,9 +29,9 @@ def orders(**changes: object) -> TableSchema:
         oid=16400,
         name=TableName("shop", "orders"),
         columns=(
-            Column("id", INT8, "bigint", nullable=False, position=1),
-            Column("note", TEXT, "string", position=2),
-            Column("tags", TAGS, "array<string>", position=4),
+            Column("id", INT8, "bigint", nullable=False, attnum=1),
+            Column("note", TEXT, "string", attnum=2),
+            Column("tags", TAGS, "array<string>", attnum=4),
         ),
         key=("id",),
         version=Lsn.parse("16/B374D848"),
@@ -95,13 +95,13 @@ class TestTableSchema:
         assert orders(key=()).identity_columns == orders().columns
 
     def test_finds_columns_by_name(self) -> None:
-        assert orders().column("tags").position == 4
+        assert orders().column("tags").attnum == 4
         assert orders().column_names == ("id", "note", "tags")
 
     def test_same_form_looks_past_the_version_only(self) -> None:
-        assert orders().same_form(orders(version=Lsn(0)))
-        assert not orders().same_form(orders(columns=orders().columns[:2]))
-        assert not orders().same_form(orders(key=()))
+        assert orders().same_schema(orders(version=Lsn(0)))
+        assert not orders().same_schema(orders(columns=orders().columns[:2]))
+        assert not orders().same_schema(orders(key=()))
 
 
 class TestSpan:

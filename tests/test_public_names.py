@@ -21,7 +21,8 @@ NAMES = {
     ),
     "walflow.destinations.base": (
         "AdoptsFiles BreaksOff ChangesTables Checked Destination DropsTables Events FormerChanges "
-        "KeepsProgress ListsTables Maintains Picture Positioned RenamesTables Shutdown Startup "
+        "KeepsProgress ListsTables Maintains "
+        "ConsistentCut Positioned RenamesTables Shutdown Startup "
         "SwapsTables TableChanges TableProgress TablesFailed"
     ),
     "walflow.destinations.arrow": "ArrowDestination",
@@ -35,8 +36,9 @@ NAMES = {
         "AuthenticationFailed BadUri CannotConnect CheckFailed ConfigError ConnectionLost "
         "DestinationError DestinationForeign DiskFull ErrorKind FailpointReached IllegalMove "
         "JarsMissing JavaMissing LeaseLost LogDamaged LogError LogForeign LogInUse "
-        "MappingConflict NoFreeSender NoFreeSlot NoPicture NoReplicaIdentity NoReplicationRight "
-        "NoSelectRight NotEqual NothingToRollBack PictureGone PipelineInUse PostgresMissing "
+        "MappingConflict NoFreeSender NoFreeSlot "
+        "NoConsistentCut NoReplicaIdentity NoReplicationRight "
+        "NoSelectRight NotEqual NothingToRollBack ConsistentCutGone PipelineInUse PostgresMissing "
         "ProtocolError PublicationChanged PublicationMissing RequestRefused "
         "ReservedColumnName ServerTooOld "
         "SlotForeign SlotInUse SlotLost SnapshotLost SourceError SparkError Stopped "

@@ -18,6 +18,7 @@ __all__ = [
     "CheckFailed",
     "ConfigError",
     "ConnectionLost",
+    "ConsistentCutGone",
     "DestinationError",
     "DestinationForeign",
     "DiskFull",
@@ -32,15 +33,14 @@ __all__ = [
     "LogForeign",
     "LogInUse",
     "MappingConflict",
+    "NoConsistentCut",
     "NoFreeSender",
     "NoFreeSlot",
-    "NoPicture",
     "NoReplicaIdentity",
     "NoReplicationRight",
     "NoSelectRight",
     "NotEqual",
     "NothingToRollBack",
-    "PictureGone",
     "PipelineInUse",
     "PostgresMissing",
     "ProtocolError",
@@ -494,14 +494,14 @@ class Stopped(WalflowError):
     exit_code = 60
 
 
-class NoPicture(WalflowError):
+class NoConsistentCut(WalflowError):
     """No picture of the tables has been kept yet."""
 
     kind = ErrorKind.RESULT
     exit_code = 79
 
 
-class PictureGone(WalflowError):
+class ConsistentCutGone(WalflowError):
     """The tables can no longer be read as they were then."""
 
     kind = ErrorKind.RESULT

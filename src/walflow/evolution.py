@@ -97,12 +97,12 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
         raise ValueError(f"{before.name} ({before.oid}) and {after.name} ({after.oid}) are two")
     for form in (before, after):
         for column in form.columns:
-            if not column.position:
+            if not column.attnum:
                 raise NotFollowed(f"it cannot be told which column {column.name} is")
     rewritten = not before.filenodes or not before.filenodes <= after.filenodes
-    was = {column.position: column for column in before.columns}
-    now = {column.position: column for column in after.columns}
-    added = tuple(column for column in after.columns if column.position not in was)
+    was = {column.attnum: column for column in before.columns}
+    now = {column.attnum: column for column in after.columns}
+    added = tuple(column for column in after.columns if column.attnum not in was)
     for column in added:
         _check_added(column, before, rewritten=rewritten)
     stayed = [(was[number], now[number]) for number in sorted(was.keys() & now.keys())]
@@ -119,7 +119,7 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
         before,
         after,
         added=added,
-        dropped=tuple(column for column in before.columns if column.position not in now),
+        dropped=tuple(column for column in before.columns if column.attnum not in now),
         renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
         widened=tuple((old, new) for old, new in stayed if old.spark_type != new.spark_type),
     )
@@ -131,11 +131,11 @@ def key_numbers(form: TableSchema) -> frozenset[int]:
 
 
 def _numbers(columns: tuple[Column, ...]) -> frozenset[int]:
-    return frozenset(column.position for column in columns)
+    return frozenset(column.attnum for column in columns)
 
 
 def _check_added(column: Column, before: TableSchema, *, rewritten: bool) -> None:
-    if column.position <= max(before.newest, *_numbers(before.columns), 0):
+    if column.attnum <= max(before.newest, *_numbers(before.columns), 0):
         raise NotFollowed(f"column {column.name} was there before, but was not published")
     if not column.missing_known:
         raise NotFollowed(

@@ -112,7 +112,7 @@ class ChangeStats:
     truncates: int = 0
     unchanged: bool = False
     """Whether some row lacks values that Postgres did not send."""
-    exact: bool = False
+    overflow: bool = False
     """Whether some row has a value that its column could not hold."""
     last_truncate: tuple[int, int] | None = None
     """(lsn, seq) of the last truncate: nothing before it matters."""
@@ -129,7 +129,7 @@ class ChangeStats:
             key_changes=self.key_changes + other.key_changes,
             truncates=self.truncates + other.truncates,
             unchanged=self.unchanged or other.unchanged,
-            exact=self.exact or other.exact,
+            overflow=self.overflow or other.overflow,
             incomplete=self.incomplete or other.incomplete,
             last_truncate=max(truncates, default=None),
         )
@@ -188,7 +188,7 @@ class Column:
     spark_type: str
     """The column's type in the change log and in destinations, as Spark DDL: ``decimal(12,2)``."""
     nullable: bool = True
-    position: int = 0
+    attnum: int = 0
     """pg_attribute.attnum: what stays the same when a column is renamed. 0: not known."""
     missing: str | None = None
     """What rows from before the column was added have in it, as text (pg_attribute's
@@ -205,7 +205,7 @@ class Column:
             "type": self.type.to_dict(),
             "spark_type": self.spark_type,
             "nullable": self.nullable,
-            "position": self.position,
+            "attnum": self.attnum,
             "missing": self.missing,
             "missing_known": self.missing_known,
             "altered": self.altered,
@@ -254,12 +254,12 @@ class TableSchema:
     @property
     def numbered(self) -> bool:
         """Whether it is known which columns of the table these are, whatever they are called."""
-        return all(column.position for column in self.columns)
+        return all(column.attnum for column in self.columns)
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
-    def same_form(self, other: TableSchema) -> bool:
+    def same_schema(self, other: TableSchema) -> bool:
         """Whether rows of both can stand in one file and one table.
 
         What only the catalog knows (nullability, attribute numbers) does not change the form.
@@ -268,8 +268,8 @@ class TableSchema:
 
     def same_columns(self, other: TableSchema) -> bool:
         """Whether both have one form, and no column was dropped and made anew meanwhile."""
-        mine = [column.position for column in self.columns]
-        return self.same_form(other) and mine == [column.position for column in other.columns]
+        mine = [column.attnum for column in self.columns]
+        return self.same_schema(other) and mine == [column.attnum for column in other.columns]
 
     @property
     def _form(self) -> tuple[object, ...]:

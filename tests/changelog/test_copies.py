@@ -34,7 +34,7 @@ def add(copy: TableCopy, plan: CopyPlan, number: int, position: int, rows: int =
     """A range that an executor has read."""
     name = f"{number:06}-{plan.id}-{position:x}.parquet"
     (copy.folder / name).write_bytes(b"x" * rows)
-    file = CopyFile(name, rows, rows, exact=number == 1)
+    file = CopyFile(name, rows, rows, overflow=number == 1)
     store_range(copy.folder, FinishedRange(plan.id, number, Lsn(position), file))
     return file
 
@@ -77,7 +77,7 @@ def test_a_complete_copy_survives(log: ChangeLog, tmp_path: Path) -> None:
     copy = log.copy(7)
     whole = copy.completed()
     assert whole == told
-    assert (whole.rows, whole.exact) == (15, True)
+    assert (whole.rows, whole.overflow) == (15, True)
     copy.reopen()
     assert copy.completed() is None
     copy.drop()

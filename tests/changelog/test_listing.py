@@ -42,7 +42,7 @@ def test_listing_by_position_and_table(tmp_path: Path) -> None:
 
 
 def test_statistics_add_up() -> None:
-    a = ChangeStats(rows=3, inserts=1, updates=1, truncates=1, last_truncate=(5, 2), exact=True)
+    a = ChangeStats(rows=3, inserts=1, updates=1, truncates=1, last_truncate=(5, 2), overflow=True)
     b = ChangeStats(rows=2, deletes=2, key_changes=1, truncates=1, last_truncate=(5, 1))
     both = ChangeStats(5, 1, 1, 2, 1, 2, False, True, (5, 2))
     assert a + b == b + a == both

@@ -94,12 +94,12 @@ def test_optional_columns_are_in_a_file_only_if_a_row_needs_them(tmp_path: Path)
     log = open_log(tmp_path / "log")
     writer = log.writer()
     plain = inserts(table(1), 1100, 2)
-    exact = with_column(
+    overflow = with_column(
         inserts(table(1), 1100, 1, first=2), "_exact", pa.array([[("name", "NaN")]], EXACT)
     )
     old = with_column(inserts(table(1), 1100, 1, first=3), "_old", pa.array([{"id": 9}], OLD))
     writer.append(table(2), inserts(table(2), 1100, 1), ChangeStats(rows=1))
-    for batch in (plain, exact, old):
+    for batch in (plain, overflow, old):
         writer.append(table(1), batch, stats_of(batch))
     sealed = writer.seal(Lsn(1200), 0, 1)
     one, two = sealed.files

@@ -16,7 +16,7 @@ from tests.destinations.reference import reading_session
 from tests.docs.blocks import ROOT
 from walflow import destinations
 from walflow.cli import _exit_code
-from walflow.errors import NoPicture, PictureGone, UnknownTable
+from walflow.errors import ConsistentCutGone, NoConsistentCut, UnknownTable
 from walflow.model import Lsn, Phase
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
         "SELECT min_by(since_lsn, lsn) FROM lake._walflow.progress_shop"
     ).collect()
     code, out, err = ask("0/1", *options)
-    assert code == PictureGone.exit_code
+    assert code == ConsistentCutGone.exit_code
     assert f"the oldest one is of {Lsn(oldest)}" in err
     assert f"Ask for {Lsn(oldest)} or later." in err
 
     elsewhere = ("--to", f"iceberg://{room.path / 'empty'}", "--log", str(room.path / "no-log"))
     code, out, err = ask(*options, *elsewhere)
-    assert code == NoPicture.exit_code
+    assert code == NoConsistentCut.exit_code
     assert "No picture of the tables of the pipeline shop" in err
 
 

@@ -24,7 +24,7 @@ from walflow.destinations import open_destination
 from walflow.destinations.base import Events
 from walflow.errors import CheckFailed, PublicationMissing
 from walflow.model import Column, PgType, TableName, TableSchema
-from walflow.pipeline.known import remember
+from walflow.pipeline.state.pipeline_notes import remember
 from walflow.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:

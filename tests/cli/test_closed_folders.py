@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import Room
 from walflow.config import load_settings
-from walflow.pipeline.known import remember
+from walflow.pipeline.state.pipeline_notes import remember
 
 # Root without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH is a user like any other.
 GIVE_UP_RIGHTS = """

@@ -14,9 +14,9 @@ from tests.cli.stored import opened, put_table
 from tests.conftest import Database
 from tests.pipeline.running import WAIT
 from walflow.model import Column, PgType, Phase, TableName, TableSchema
-from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.timing import Timing
-from walflow.source.publication import create_publication
+from walflow.source.catalog.publication import create_publication
 
 MADE = (
     "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()"

@@ -11,8 +11,8 @@ from tests.conftest import Database
 from walflow.cli import _exit_code
 from walflow.config import Settings, load_settings
 from walflow.model import Phase
-from walflow.pipeline.known import remember
-from walflow.source.publication import create_publication
+from walflow.pipeline.state.pipeline_notes import remember
+from walflow.source.catalog.publication import create_publication
 
 LEFT = (
     "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()"

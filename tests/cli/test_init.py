@@ -16,10 +16,10 @@ from walflow.cli import _exit_code
 from walflow.cli.init_uris import written_destination, written_source
 from walflow.config import Settings, load_settings
 from walflow.config.schema import settings_schema
-from walflow.pipeline.known import remember
+from walflow.pipeline.state.pipeline_notes import remember
+from walflow.source.catalog.preflight import preflight
+from walflow.source.catalog.publication import create_publication
 from walflow.source.connection import connect
-from walflow.source.preflight import preflight
-from walflow.source.publication import create_publication
 
 PASSWORD = "p@ss/w:rd ?#"
 TABLES = (

@@ -13,11 +13,11 @@ from tests.conftest import Database
 from walflow.cli import _exit_code
 from walflow.config import Settings, load_settings
 from walflow.destinations import place_of
-from walflow.destinations.base import Picture
-from walflow.destinations.lake.noted_pictures import NotedPictures
-from walflow.destinations.lake.pictures import KeptTable
+from walflow.destinations.base import ConsistentCut
+from walflow.destinations.lake.consistent_cuts import KeptTable
+from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.model import Lsn, Phase, TableName
-from walflow.pipeline.known import remember
+from walflow.pipeline.state.pipeline_notes import remember
 
 CATALOG = {"type": "jdbc", "uri": "jdbc:postgresql://u:hush@127.0.0.1:1/db", "token": "hush"}
 QUERY = "SELECT * FROM lake.public.orders VERSION AS OF 7"
@@ -35,10 +35,10 @@ def ran(settings: Settings) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     remember(settings.with_publication(settings.publication), "7/shop")
     orders = TableName("public", "orders")
-    picture = Picture(Lsn(1), Lsn(2), None, ())
+    cut = ConsistentCut(Lsn(1), Lsn(2), None, ())
     kept = KeptTable(orders, orders, 7, None, Lsn(2))
-    noted, now = NotedPictures(settings.pictures_file, place_of(settings)), time.time()
-    noted.record(picture, {kept: QUERY}, now, now + 3600)
+    noted, now = NotedCuts(settings.cuts_file, place_of(settings)), time.time()
+    noted.record(cut, {kept: QUERY}, now, now + 3600)
     with opened(folder) as store:
         put_table(store, 1, "public.orders", Phase.READY)
     return folder

@@ -15,7 +15,7 @@ from tests.cli.stored import HOLDER, an_error, opened, put_shop, put_table, run_
 from walflow.cli import _exit_code
 from walflow.config import load_settings
 from walflow.model import Phase
-from walflow.pipeline.known import remember, stopped
+from walflow.pipeline.state.pipeline_notes import remember, stopped
 from walflow.states import RetryKind
 
 

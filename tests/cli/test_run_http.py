@@ -14,7 +14,7 @@ from tests.cli.stored import opened
 from tests.conftest import Database
 from tests.destinations.http_server import HttpTables, Received
 from tests.pipeline.capturing import wait_for
-from walflow.pipeline.phases import FOLLOWED
+from walflow.pipeline.state.phases import FOLLOWED
 
 pytestmark = pytest.mark.spark
 

@@ -14,8 +14,8 @@ from walflow.cli.progress import Meter, Progress, TableProgress
 from walflow.cli.showing import Watcher
 from walflow.cli.view import View
 from walflow.model import Lsn, Phase, TableName, TableSchema
-from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.status import PipelineStatus
+from walflow.pipeline.state.table_states import TableState
 from walflow.states import RetryKind, RetryPolicy, TableError
 from walflow.units import (
     human_age,

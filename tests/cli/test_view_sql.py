@@ -42,7 +42,7 @@ def test_what_it_prints_shows_the_table(spark: SparkSession, room: Room) -> None
         source.insert(id=1, order="first")
         source.insert(id=2, order="second")
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
     with source.transaction():
         source.update(source.find(id=1), order="again")
         source.delete(source.find(id=2))

@@ -198,7 +198,7 @@ class HttpTables:
             raise _Refused("rows of another copy than the last one that was begun")
         columns = body["table"]["columns"]
         table = self.tables.setdefault(name, _Table(columns))
-        _check_form(table, columns)
+        _check_schema(table, columns)
         if body["batch"] in table.batches:
             return
         table.batches.add(body["batch"])
@@ -209,7 +209,7 @@ class HttpTables:
             table.rows.append(_Row(told["row"], told.get("exact", {})))
 
     def _keep_events(self, table: _Table, body: dict[str, Any]) -> None:
-        _check_form(table, body["table"]["columns"])
+        _check_schema(table, body["table"]["columns"])
         before = (0, 0)
         for event in body["events"]:
             position = (int(Lsn.parse(event["lsn"])), event["seq"])
@@ -222,7 +222,7 @@ class HttpTables:
             table.position = position
 
 
-def _check_form(table: _Table, columns: list[dict[str, Any]]) -> None:
+def _check_schema(table: _Table, columns: list[dict[str, Any]]) -> None:
     if columns != table.columns:
         raise _Refused("the table has another form")
 

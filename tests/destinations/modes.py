@@ -255,15 +255,15 @@ class Told:
         self.source = NotedSource(schema, log)
         self.copied: Copied = ([], 0)
 
-    def copy(self, exact: bool = False) -> None:
+    def copy(self, overflow: bool = False) -> None:
         self.source.events(self.lake.spark)
         self.copied = ([dict(row) for row in self.source.rows], int(self.source.position))
         self.source.notes.clear()
         self.source.states.clear()
-        files = [self.source.copy_file(exact)]
-        self.destination.adopt_files(self.schema, files, self.source.position, exact)
+        files = [self.source.copy_file(overflow)]
+        self.destination.adopt_files(self.schema, files, self.source.position, overflow)
 
-    def round(self) -> Events:
+    def batch(self) -> Events:
         events = self.source.events(self.lake.spark)
         self.destination.write_events(events)
         return events

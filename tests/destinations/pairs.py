@@ -13,7 +13,7 @@ from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.maintenance import UpkeepPlan
+from walflow.destinations.lake.maintenance import MaintenancePlan
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableSchema
 
@@ -50,7 +50,7 @@ class Pair:
         folder: Path,
         schema: TableSchema,
         format: str = "iceberg",
-        upkeep: UpkeepPlan | None = None,
+        maintenance: MaintenancePlan | None = None,
     ) -> None:
         (folder / "log").mkdir()
         self.spark = spark
@@ -58,20 +58,20 @@ class Pair:
         self.warehouse = folder / "ware house%20"
         self._format = format
         self.format = lake_format(format, self.warehouse)
-        self.destination = LakeDestination(spark, self.format, OWNER, upkeep=upkeep)
+        self.destination = LakeDestination(spark, self.format, OWNER, maintenance=maintenance)
         self.session = lake_session(spark, self.format.session_conf)
 
     def another_destination(self) -> LakeDestination:
         """As a new process has it: it remembers nothing."""
         return LakeDestination(self.spark, lake_format(self._format, self.warehouse), OWNER)
 
-    def copy(self, *, exact: bool = False) -> None:
+    def copy(self, *, overflow: bool = False) -> None:
         """Start from the source's rows."""
         self.source.events(self.spark)
-        files = [self.source.copy_file(exact)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, exact)
+        files = [self.source.copy_file(overflow)]
+        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
 
-    def round(self, pieces: int = 1) -> Events:
+    def batch(self, pieces: int = 1) -> Events:
         """Apply what was done, and look."""
         events = self.source.events(self.spark, pieces)
         self.destination.write_events(events)

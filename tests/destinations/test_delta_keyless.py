@@ -65,9 +65,9 @@ def test_a_story_with_what_rows_tell_of_their_changes(lake: Lake, mode: Mode) ->
     told = begun(lake, KEYLESS, mode, "told")
     commits = lake.commits(KEYLESS, "told")
     # Some without a truncate, then some with one.
-    rounds = _tell(told, copies_story, every=2)
+    batches = _tell(told, copies_story, every=2)
     told.check()
-    for events in rounds:
+    for events in batches:
         told.destination.write_events(events)
     told.check()
     assert lake.commits(KEYLESS, "told") == commits + 2
@@ -96,13 +96,13 @@ def test_rows_of_all_kinds_come_and_go_copy_by_copy(spark: SparkSession, tmp_pat
         source.insert(**twin, at=FOREVER)
         source.delete(source.find(at=LAST_DAY))
         source.delete(next(row for row in source.rows if row["a"] is None))
-    pair.round()
+    pair.batch()
     with source.transaction():
         source.update(source.find(at=FOREVER), a="y")
         source.update(source.find(at=LAST_DAY), m=[("j", None)])
         source.insert(a="z", f=-1.0)
         source.delete(source.rows[-1])
-    pair.round(pieces=2)
+    pair.batch(pieces=2)
     before = list(source.rows)
     with source.transaction():
         source.insert(a="never")
@@ -130,7 +130,7 @@ def test_values_that_the_source_has_no_longer_stay(lake: Lake) -> None:
         for gone in (1, 1, 2):
             source.insert(a="x", n=1, gone=gone)
     source.events(lake.spark)
-    destination.adopt_files(before, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(before, [source.copy_file()], source.position, overflow=False)
     destination.change_table(Evolution(before, after, dropped=(before.column("gone"),)))
     source.schema = after
     with source.transaction():

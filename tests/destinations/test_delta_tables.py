@@ -61,7 +61,7 @@ def test_copies_of_all_types(
     assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(9)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
     # Another copy takes its place at once; who reads the former one still can.
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
     assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(42)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
     identifier = table_identifier(warehouse, ALL_TYPES.name)
@@ -70,7 +70,7 @@ def test_copies_of_all_types(
     destination.drop_table(ALL_TYPES)
     assert destination.applied(ALL_TYPES) is None
     assert not [file for file in warehouse.rglob("*") if file.is_file()]
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(7), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(7), overflow=False)
     assert destination.applied(ALL_TYPES) == Lsn(7)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
 
@@ -88,7 +88,7 @@ def test_weird_names(
     with source.transaction():
         source.insert(id=1, **{"a.b": "dot", "q`\"'\\": "quote"})
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
     with source.transaction():
         source.update(source.rows[0], unsent=["q`\"'\\"], **{"ü é,;{}()\n\t=": "x"})
         source.insert(id=1, **{"a.b": "b"})
@@ -106,7 +106,7 @@ def test_a_catalog_knows_the_tables_too(
     with source.transaction():
         source.insert(id=1, a="one")
     plain = delta_lake(spark, warehouse)
-    plain.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+    plain.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
     plain.shutdown()
     destination = LakeDestination(
         spark, DeltaFormat(str(warehouse), catalog="spark_catalog"), OWNER
@@ -115,11 +115,11 @@ def test_a_catalog_knows_the_tables_too(
     assert destination.applied(schema) == Lsn(1)
     assert session.table("spark_catalog.known.t").count() == 1
     other = replace(schema, name=TableName("known", "other"))
-    destination.adopt_files(other, [source.copy_file()], Lsn(1), exact=False)
+    destination.adopt_files(other, [source.copy_file()], Lsn(1), overflow=False)
     assert session.table("spark_catalog.known.other").count() == 1
     with pytest.raises(DestinationError, match="letters, digits and underscores only"):
         destination.adopt_files(
-            replace(schema, name=TableName("known", "a b")), [], Lsn(1), exact=False
+            replace(schema, name=TableName("known", "a b")), [], Lsn(1), overflow=False
         )
     for one in (schema, other):
         destination.drop_table(one)
@@ -135,7 +135,7 @@ def test_columns_that_differ_by_case_alone_are_refused(
         schema = make_schema(columns, ["id"])
         source = Source(schema, tmp_path)
         with pytest.raises(DestinationError, match="differ by case alone") as refused:
-            destination.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+            destination.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
         assert not refused.value.retry
         assert "Iceberg" in refused.value.hint
     assert not warehouse.exists()
@@ -148,7 +148,7 @@ def test_columns_with_names_of_deltas_own_are_refused(
         schema = make_schema({"id": "int", name: "string"}, ["id"])
         source = Source(schema, tmp_path)
         with pytest.raises(DestinationError, match=f"column {name}, a name that Delta") as refused:
-            destination.adopt_files(schema, [source.copy_file()], Lsn(1), exact=False)
+            destination.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
         assert not refused.value.retry
         assert "Iceberg" in refused.value.hint
     assert not warehouse.exists()
@@ -159,7 +159,7 @@ def test_columns_that_get_a_name_of_deltas_own_are_refused(
 ) -> None:
     before = form(id="1 bigint", a="2 string")
     source = Source(before, tmp_path)
-    destination.adopt_files(before, [source.copy_file()], Lsn(1), exact=False)
+    destination.adopt_files(before, [source.copy_file()], Lsn(1), overflow=False)
     added = form(id="1 bigint", a="2 string", filePath="3 string")
     renamed = form(id="1 bigint", filePath="2 string")
     for evolution in (
@@ -196,7 +196,7 @@ def test_tables_of_others_are_left_alone(
         with pytest.raises(DestinationForeign, match="was not made by walflow"):
             call(ALL_TYPES)
     with pytest.raises(DestinationForeign):
-        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
+        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
     assert {file for file in warehouse.rglob("*") if file.is_file()} == files
     ours.shutdown()
 
@@ -227,7 +227,7 @@ def test_a_table_follows_its_sources_form(
     with source.transaction():
         source.insert(id=1, a="a1", b="b1", n=1, gone=1)
     source.events(spark)
-    destination.adopt_files(before, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(before, [source.copy_file()], source.position, overflow=False)
     after = form(id="1 bigint", b="2 string", a="3 string", n="4 bigint", t="6 timestamp_ntz")
     was, now = before.column, after.column
     noon = datetime(2026, 11, 15, 12)
@@ -256,7 +256,7 @@ def test_a_table_follows_its_sources_form(
     assert delta_rows(session, warehouse, new) == rows
 
 
-def test_versions_and_upkeep(
+def test_versions_and_maintenance(
     session: SparkSession,
     tmp_path: Path,
     spark: SparkSession,
@@ -266,7 +266,7 @@ def test_versions_and_upkeep(
     schema = make_schema({"id": "int", "v": "string"}, ["id"])
     source, format = Source(schema, tmp_path), DeltaFormat(str(warehouse))
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
     positions = [source.position]
     for number in range(3):
         with source.transaction():
@@ -295,7 +295,7 @@ def test_versions_and_upkeep(
     assert delta_lake(spark, warehouse).applied(schema) == positions[2]
     assert session.table(identifier).count() == 2
     # Nor are versions from before a copy that set it back those of positions after it.
-    destination.adopt_files(schema, [source.copy_file()], positions[1], exact=False)
+    destination.adopt_files(schema, [source.copy_file()], positions[1], overflow=False)
     newest = format.versions(session, schema.name)[-1].id
     assert format.versions_at(session, {schema.name: positions[3]}) == {schema.name: newest}
 
@@ -305,7 +305,7 @@ def test_expiry_gives_up_what_only_former_versions_need(
 ) -> None:
     format, name = DeltaFormat(str(warehouse)), TableName("public", "older")
     for position in range(1, 5):
-        destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(position), exact=False)
+        destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(position), overflow=False)
     folder = table_folder(warehouse, name)
     # Elsewhere, because Spark remembers what it has read.
     shutil.copytree(table_folder(warehouse, ALL_TYPES.name), folder)

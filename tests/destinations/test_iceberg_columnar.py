@@ -20,14 +20,14 @@ from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import KEYED, NAN, Pair
 from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
 from walflow.destinations.base import Events
+from walflow.destinations.iceberg.columnar.arrow_schema import arrow_schema
+from walflow.destinations.iceberg.columnar.commits import IcebergTable
 from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite
-from walflow.destinations.iceberg.columnar.files import TableFile
-from walflow.destinations.iceberg.columnar.keys import KeyedFile
+from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector
+from walflow.destinations.iceberg.columnar.engine import ColumnarTables
+from walflow.destinations.iceberg.columnar.file_changes import TableFile
+from walflow.destinations.iceberg.columnar.key_index import KeyedFile
 from walflow.destinations.iceberg.columnar.reading import read_places
-from walflow.destinations.iceberg.columnar.schemas import arrow_schema
-from walflow.destinations.iceberg.columnar.table import IcebergTable
-from walflow.destinations.iceberg.columnar.tables import ColumnarTables
-from walflow.destinations.iceberg.columnar.vectors import Vector
 from walflow.destinations.lake.format import Compacted, Compaction
 from walflow.destinations.lake.owner import Stamp
 from walflow.errors import DestinationError
@@ -80,7 +80,9 @@ KEYS: dict[str, tuple[dict[str, str], Callable[[int], Row]]] = {
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_rounds_at_random(spark: SparkSession, tmp_path: Path, kind: str, ways: list[bool]) -> None:
+def test_batches_at_random(
+    spark: SparkSession, tmp_path: Path, kind: str, ways: list[bool]
+) -> None:
     columns, key_of = KEYS[kind]
     schema = make_schema(
         {"v": "string", **columns, "moment": "bigint", "large": "array<string>"}, list(columns)
@@ -91,16 +93,16 @@ def test_rounds_at_random(spark: SparkSession, tmp_path: Path, kind: str, ways: 
         for number in range(0, 60, 2):
             source.insert(**key_of(number), v="copied", moment=number, large=[str(number)])
     pair.copy()
-    for round in range(6):
-        if round == 3:
+    for batch in range(6):
+        if batch == 3:
             # What another process has deleted is in files.
             pair.destination.shutdown()
             pair.destination = pair.another_destination()
         for _ in range(chance.randrange(1, 6)):
             with source.transaction():
                 for _ in range(chance.randrange(1, 15)):
-                    at_random(pair, chance, key_of(chance.randrange(60)), key_of, moves=round % 2)
-        pair.round(pieces=chance.randrange(1, 4))
+                    at_random(pair, chance, key_of(chance.randrange(60)), key_of, moves=batch % 2)
+        pair.batch(pieces=chance.randrange(1, 4))
     assert ways == [True] * 6
     pair.destination.shutdown()
 
@@ -136,17 +138,17 @@ def test_every_type(spark: SparkSession, tmp_path: Path, ways: list[bool]) -> No
     with pair.source.transaction():
         for row in every.rows:
             pair.source.insert(**row)
-    pair.round()
+    pair.batch()
     with pair.source.transaction():
         pair.source.update(pair.source.find(id=2), **{**every.rows[0], "id": 2})
         nothing: Row = dict.fromkeys(ALL_TYPES.column_names)
         pair.source.update(pair.source.find(id=1), **{**nothing, "id": 9})
-    pair.round()
+    pair.batch()
     assert ways == [True, True]
     pair.destination.shutdown()
 
 
-def test_a_round_that_comes_to_nothing(
+def test_a_batch_that_comes_to_nothing(
     spark: SparkSession, tmp_path: Path, ways: list[bool]
 ) -> None:
     pair = Pair(spark, tmp_path, KEYED)
@@ -154,7 +156,7 @@ def test_a_round_that_comes_to_nothing(
     with pair.source.transaction():
         pair.source.insert(id=1)
         pair.source.delete(pair.source.find(id=1))
-    events = pair.round()
+    events = pair.batch()
     assert pair.positions()[-1] == pair.source.position
     pair.another_destination().write_events(events)
     assert len(pair.positions()) == 2
@@ -172,18 +174,18 @@ def test_columns_that_changed_since_the_copy(
             pair.source.insert(id=number, a=str(number), n=number)
     pair.copy()
     columns = (
-        Column("a", PgType("bigint", 20, 20), "bigint", nullable=False, position=1),
-        Column("id", PgType("text", 25, 25), "string", position=2),
-        Column("more", PgType("text", 25, 25), "string", position=4),
+        Column("a", PgType("bigint", 20, 20), "bigint", nullable=False, attnum=1),
+        Column("id", PgType("text", 25, 25), "string", attnum=2),
+        Column("more", PgType("text", 25, 25), "string", attnum=4),
     )
     after = TableSchema(1, pair.source.schema.name, columns, ("a",), version=Lsn(5))
-    pair.destination.change_table(pair.source.change_form(after, {"more": "default"}))
+    pair.destination.change_table(pair.source.change_schema(after, {"more": "default"}))
     pair.check()
     with pair.source.transaction():
         pair.source.update(pair.source.find(a=3), more="x")
         pair.source.delete(pair.source.find(a=4))
         pair.source.insert(a=1 << 40, id="3")
-    pair.round()
+    pair.batch()
     assert ways == [True]
     compact(pair, small_files=2)
     pair.check()
@@ -203,10 +205,10 @@ def test_tables_that_somebody_wants_otherwise_are_left_to_spark(
 ) -> None:
     pair = copied(spark, tmp_path)
     change(pair, 1)
-    pair.round()
+    pair.batch()
     pair.session.sql(statement)
     change(pair, 2)
-    pair.round()
+    pair.batch()
     assert ways == [True, False]
     pair.destination.shutdown()
 
@@ -230,11 +232,11 @@ def test_what_columns_cannot_tell_is_left_to_spark(
     for step in steps:
         with pair.source.transaction():
             step()
-        pair.round()
+        pair.batch()
     assert not ways
     with pair.source.transaction():
         pair.source.insert(id=1, t="t")
-    pair.round()
+    pair.batch()
     assert ways == [True], "the table has exact texts, but not in its key"
     pair.destination.shutdown()
 
@@ -265,10 +267,10 @@ def test_what_others_do_to_the_files_is_noticed(
 ) -> None:
     pair = copied(spark, tmp_path)
     change(pair, 1)
-    pair.round()
+    pair.batch()
     pair.session.sql(f"CALL lake.system.rewrite_data_files('public.t', options => {ALL_FILES})")
     change(pair, 2)
-    pair.round()
+    pair.batch()
     assert ways == [True, True]
     pair.destination.shutdown()
 
@@ -276,7 +278,7 @@ def test_what_others_do_to_the_files_is_noticed(
 ALL_FILES = "map('rewrite-all', 'true')"
 
 
-def test_who_compacts_in_between_makes_the_round_try_again(
+def test_who_compacts_in_between_makes_the_batch_try_again(
     spark: SparkSession, tmp_path: Path, ways: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = copied(spark, tmp_path)
@@ -300,7 +302,7 @@ def test_who_compacts_in_between_makes_the_round_try_again(
     pair.destination.shutdown()
 
 
-def test_who_writes_the_same_round_is_noticed(
+def test_who_writes_the_same_batch_is_noticed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it has only rows that are new."""
@@ -325,11 +327,11 @@ def test_who_writes_the_same_round_is_noticed(
     pair.destination.shutdown()
 
 
-def test_who_writes_a_part_of_the_round_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
+def test_who_writes_a_part_of_the_batch_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
     """As a commit may land of a process that was killed."""
     pair = copied(spark, tmp_path)
     change(pair, 1)
-    pair.round()
+    pair.batch()
     parts = []
     for key in (1000, 1001):
         with pair.source.transaction():
@@ -354,14 +356,14 @@ def test_files_lie_where_the_table_wants_them(
     )
     with pair.source.transaction():
         pair.source.delete(pair.source.find(id=1))
-    pair.round()
+    pair.batch()
     change(pair, 2)
-    pair.round()
+    pair.batch()
     assert ways == [True, True]
     pair.destination.shutdown()
 
 
-def test_a_round_that_is_written_and_not_committed_comes_again(
+def test_a_batch_that_is_written_and_not_committed_comes_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both if nothing was committed and if that was only not heard of."""
@@ -403,14 +405,14 @@ def test_many_rows_go_at_once(spark: SparkSession, tmp_path: Path, ways: list[bo
         log.rows = [row for row in log.rows if row["id"] in stays]
         for row in gone:
             log._note("delete", row)
-    pair.round()
+    pair.batch()
     # And what was deleted is read again, by who has not written it.
     pair.destination.shutdown()
     pair.destination = pair.another_destination()
     with pair.source.transaction():
         pair.source.rows = [row for row in pair.source.rows if row["id"] != 3]
         pair.source._note("delete", {"id": 3})
-    pair.round()
+    pair.batch()
     assert ways == [True, True]
     pair.destination.shutdown()
 
@@ -448,7 +450,7 @@ def test_small_files_become_one(spark: SparkSession, tmp_path: Path) -> None:
     pair = copied(spark, tmp_path)
     for number in range(6):
         change(pair, number)
-        pair.round()
+        pair.batch()
     before, followed = data_files(pair), row_ids(pair)
     assert before > 4
     assert compact(pair, small_files=100) is Compacted.NOTHING
@@ -459,11 +461,11 @@ def test_small_files_become_one(spark: SparkSession, tmp_path: Path) -> None:
     assert pair.positions()[-1] == pair.source.position
     for number in range(3):
         change(pair, number)
-        pair.round()
+        pair.batch()
     pair.destination.shutdown()
     pair.destination = pair.another_destination()
     change(pair, 3)
-    pair.round()
+    pair.batch()
     followed = row_ids(pair)
     while compact(pair, small_files=2) is not Compacted.NOTHING:
         pair.check()
@@ -486,7 +488,9 @@ def test_which_files_become_one() -> None:
 def taken(policy: Compaction, sizes: list[int], gone: int = 0) -> list[int]:
     """How long those of files of 100 rows are that are to become one."""
     every = [
-        TableFile(KeyedFile(str(size), Path(str(size))), size, 100, Vector("", 0, 0, 0, gone))
+        TableFile(
+            KeyedFile(str(size), Path(str(size))), size, 100, DeletionVector("", 0, 0, 0, gone)
+        )
         for size in sizes
     ]
     return [file.bytes for file in files_to_rewrite(every, policy)]
@@ -497,14 +501,14 @@ def test_worn_files_are_written_anew_one_at_a_time(spark: SparkSession, tmp_path
     with pair.source.transaction():
         for number in range(0, 100, 2):
             pair.source.delete(pair.source.find(id=number))
-    pair.round()
+    pair.batch()
     assert compact(pair, small_files=100) is Compacted.STAMPED
     pair.check()
     assert deletes(pair) == 0
     with pair.source.transaction():
         for row in list(pair.source.rows):
             pair.source.delete(row)
-    pair.round()
+    pair.batch()
     assert compact(pair, small_files=100) is Compacted.STAMPED
     pair.check()
     assert data_files(pair) == 0
@@ -561,7 +565,7 @@ def test_what_a_file_tells_of_its_columns(spark: SparkSession, tmp_path: Path) -
     with pair.source.transaction():
         for row in rows:
             pair.source.insert(**row)
-    pair.round()
+    pair.batch()
     for text in ("snow\u2603\U0001f600", long):
         found = pair.session.sql(f"SELECT id FROM {TABLE} WHERE t = '{text}'").collect()
         assert found

@@ -82,7 +82,7 @@ def test_weird_names(
         source.insert(id=1, Id="a", **{"a.b": "dot", "q`\"'\\": "quote", "ü é": "x"})
     destination = iceberg_lake(spark, warehouse, OWNER)
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
     with source.transaction():
         source.update(source.rows[0], unsent=["a.b", "q`\"'\\"], **{"ü é": None})
         source.insert(id=1, Id="b", **{"a.b": "dot"})
@@ -144,12 +144,12 @@ def test_tables_of_others_are_left_alone(
         session.sql(f"INSERT INTO {identifier} VALUES (7)")
     else:
         theirs = iceberg_lake(spark, warehouse, owner)
-        theirs.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
+        theirs.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
     before = session.table(identifier).toArrow()
     files = {file for file in warehouse.rglob("*") if file.is_file()}
     ours = iceberg_lake(spark, warehouse, OWNER)
     with pytest.raises(DestinationForeign, match=said) as refused:
-        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), exact=False)
+        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
     assert "DROP TABLE" in refused.value.hint
     if owner is not None and owner.system == OWNER.system:
         # The likely reason: the pipeline was given another name.
@@ -165,7 +165,7 @@ def test_tables_of_others_are_left_alone(
 def test_position_survives_maintenance(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
     session = reading_session(spark, warehouse)
     session.sql(
         "CALL lake.system.rewrite_data_files(table => 'public.t',"
@@ -179,12 +179,12 @@ def test_drops_a_table_with_its_files(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     destination.drop_table(ALL_TYPES)
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
     destination.drop_table(ALL_TYPES)
     destination.drop_table(ALL_TYPES)
     assert destination.applied(ALL_TYPES) is None
     assert not [file for file in warehouse.rglob("*") if file.is_file()]
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(43), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(43), overflow=False)
     assert destination.applied(ALL_TYPES) == Lsn(43)
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
 
@@ -193,7 +193,7 @@ def test_a_dropped_table_is_forgotten(
     spark: SparkSession, destination: LakeDestination, source: Source
 ) -> None:
     """All of its metadata would stay in memory."""
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), exact=False)
+    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
     assert isinstance(destination._format, IcebergFormat)
     bridge = destination._format._bridge(spark)
     assert bridge is not None

@@ -20,7 +20,7 @@ from walflow.config import load_settings
 from walflow.config.lake import Mode
 from walflow.destinations import open_destination
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
-from walflow.destinations.lake import LakeDestination, TablePlan, UpkeepPlan
+from walflow.destinations.lake import LakeDestination, MaintenancePlan, TablePlan
 from walflow.errors import ConfigError
 from walflow.model import Column, PgType, TableSchema
 from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
@@ -86,14 +86,14 @@ class Table:
             IcebergFormat(str(self.folder / "lake"), version=version),
             OWNER,
             lambda _: self.plan,
-            upkeep=UpkeepPlan(small_files=3, keep_seconds=0, keep_versions=1),
+            maintenance=MaintenancePlan(small_files=3, keep_seconds=0, keep_versions=1),
         )
 
     def copy(self) -> None:
         self.source.events(self.spark)
         files = [self.source.copy_file()]
         position = self.source.position
-        self.destination.adopt_files(self.source.schema, files, position, exact=False)
+        self.destination.adopt_files(self.source.schema, files, position, overflow=False)
         self.check()
 
     def change(self) -> None:
@@ -133,7 +133,7 @@ def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
 
 
 def with_column(schema: TableSchema) -> TableSchema:
-    added = Column("later", PgType("integer", 23, 23), "int", position=9, missing="7")
+    added = Column("later", PgType("integer", 23, 23), "int", attnum=9, missing="7")
     key, n, big = schema.columns
     return replace(schema, columns=(key, replace(n, spark_type="bigint"), big, added))
 
@@ -192,9 +192,9 @@ def test_every_mode(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
         told = begun(lake, schema, mode, name)
         for number, _ in enumerate(story(told.source)):
             if number % 2:
-                told.round()
+                told.batch()
                 told.check()
-        told.round()
+        told.batch()
         told.check()
     for destination in lake.open:
         destination.shutdown()

@@ -29,7 +29,7 @@ from walflow.destinations.base import ChangesTables, Events, FormerChanges, Rena
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
 from walflow.destinations.lake import LakeDestination, Metadata, TablePlan
-from walflow.destinations.lake.forms import stored_form
+from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Column, PgType, Span, TableName, TableSchema
@@ -72,24 +72,24 @@ class Evolving:
         format = IcebergFormat(str(self.warehouse))
         return LakeDestination(self.spark, format, OWNER, lambda _: self.plan)
 
-    def copy(self, *rows: Row, exact: bool = False) -> None:
+    def copy(self, *rows: Row, overflow: bool = False) -> None:
         with self.source.transaction():
             for row in rows:
                 self.source.insert(**row)
-        self.adopt(exact=exact)
+        self.adopt(overflow=overflow)
 
-    def adopt(self, *, exact: bool = False) -> None:
+    def adopt(self, *, overflow: bool = False) -> None:
         self.source.events(self.spark)
-        files = [self.source.copy_file(exact)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, exact)
+        files = [self.source.copy_file(overflow)]
+        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
 
     def evolve(self, after: TableSchema, **missing: object) -> Evolution:
         """The source gets another form."""
         before, self.source.schema = self.source.schema, after
-        was = {column.position: column.name for column in before.columns}
+        was = {column.attnum: column.name for column in before.columns}
         self.source.rows = [
             {
-                c.name: row[was[c.position]] if c.position in was else missing.get(c.name)
+                c.name: row[was[c.attnum]] if c.attnum in was else missing.get(c.name)
                 for c in after.columns
             }
             for row in self.source.rows
@@ -108,7 +108,7 @@ class Evolving:
         assert self.destination.applied(after) == position
         assert self.opened().applied(after) == position
 
-    def round(self) -> None:
+    def batch(self) -> None:
         self.destination.write_events(self.source.events(self.spark))
         self.check()
 
@@ -179,7 +179,7 @@ def test_forms_that_follow_each_other(
                 source.find(**{key: 1}), unsent=names[:1], **dict.fromkeys(names[1:], "x")
             )
             source.update(source.find(**{key: number - 10}), (), **{names[0]: None})
-        pair.round()
+        pair.batch()
 
 
 def test_columns_of_every_type_have_their_values(evolving: MakeEvolving) -> None:
@@ -212,7 +212,7 @@ def test_columns_of_every_type_have_their_values(evolving: MakeEvolving) -> None
     with source.transaction():
         source.insert(id=3)
         source.update(source.find(id=1), unsent=["t", "bin", "n", "arr"], i=None)
-    pair.round()
+    pair.batch()
     # Also where files are passed over, or rows counted, by what is known of them.
     table = pair.session.table(IDENTIFIER)
     found = table.where("l = 9223372036854775807 AND t LIKE 'it%' AND ntz IS NOT NULL")
@@ -223,7 +223,7 @@ def test_columns_of_every_type_have_their_values(evolving: MakeEvolving) -> None
 
 
 @pytest.mark.parametrize("swapped", [True, False])
-def test_exact_texts_go_with_their_columns(evolving: MakeEvolving, swapped: bool) -> None:
+def test_overflow_texts_go_with_their_columns(evolving: MakeEvolving, swapped: bool) -> None:
     pair = evolving(form({"id": "1 bigint", "d": "2 date", "e": "3 decimal(12,2)", "f": "4 date"}))
     never, not_a_number = Inexact(None, "infinity"), Inexact(None, "NaN")
     day = datetime.date(2026, 1, 1)
@@ -232,7 +232,7 @@ def test_exact_texts_go_with_their_columns(evolving: MakeEvolving, swapped: bool
         {"id": 2, "d": day, "e": not_a_number, "f": day},
         {"id": 3, "f": never},
         {"id": 4, "d": day, "e": Decimal("1.00")},
-        exact=True,
+        overflow=True,
     )
     names = ("e", "d", "f") if swapped else ("x", "y", "z")
     columns = {names[0]: "2 date", names[1]: "3 decimal(12,2)", names[2]: "5 date"}
@@ -240,7 +240,7 @@ def test_exact_texts_go_with_their_columns(evolving: MakeEvolving, swapped: bool
     source = pair.source
     with source.transaction():
         source.update(source.find(id=2), unsent=[names[1]], **{names[0]: never})
-    pair.round()
+    pair.batch()
 
 
 def test_what_is_kept_stays_and_steps_aside(evolving: MakeEvolving) -> None:
@@ -253,10 +253,10 @@ def test_what_is_kept_stays_and_steps_aside(evolving: MakeEvolving) -> None:
         source.insert(id=7, b="b7", n=7)
         source.update(source.find(id=1), b="changed")
         source.delete(source.find(id=2))
-    pair.round()
+    pair.batch()
     with source.transaction():
         source.insert(id=8, b="b8", n=8)
-    pair.round()
+    pair.batch()
 
     def kept(name: str) -> dict[int, str | None]:
         rows = pair.session.table(IDENTIFIER).select("id", name).collect()
@@ -270,7 +270,7 @@ def test_what_is_kept_stays_and_steps_aside(evolving: MakeEvolving) -> None:
     with source.transaction():
         source.truncate()
         source.insert(id=9, b="b9", n=9)
-    pair.round()
+    pair.batch()
     assert kept("a") == {9: None}
     pair.follow(form({"id": "1 bigint", "a": "3 string", "n": "4 int"}))
     assert kept("a__dropped_5") == {9: None}
@@ -285,12 +285,12 @@ def test_a_key_may_become_another(evolving: MakeEvolving) -> None:
     with source.transaction():
         source.insert(n=9)
         source.update(source.find(n=1), id=None, n=11)
-    pair.round()
+    pair.batch()
     pair.follow(form(columns, []))
     with source.transaction():
         source.delete(source.find(n=11))
         source.update(source.find(n=2), a=None)
-    pair.round()
+    pair.batch()
 
 
 @pytest.mark.parametrize("way", ["bridge"], indirect=True)
@@ -326,7 +326,7 @@ def test_a_key_that_is_dropped_and_kept(evolving: MakeEvolving) -> None:
     pair.follow(form({"a": "2 string", "b": "3 string", "n": "4 int"}, ["n"]))
     with pair.source.transaction():
         pair.source.insert(n=9, a="late")
-    pair.round()
+    pair.batch()
 
 
 def test_former_snapshots_have_their_own_columns(evolving: MakeEvolving) -> None:
@@ -438,7 +438,7 @@ def test_a_table_without_rows(evolving: MakeEvolving) -> None:
     pair.follow(form({"id": "1 bigint", "a": "3 string", "l": "5 array<int>"}), l=[1])
     with pair.source.transaction():
         pair.source.insert(id=1, a="a", l=[2])
-    pair.round()
+    pair.batch()
 
 
 def test_it_goes_on_from_wherever_it_broke_off(
@@ -458,7 +458,7 @@ def test_it_goes_on_from_wherever_it_broke_off(
     breaking.install(monkeypatch)
     for step in itertools.count(1):
         pair.source.schema, pair.source.rows = before, list(full)
-        pair.adopt(exact=True)
+        pair.adopt(overflow=True)
         evolution = pair.evolve(after, l=[1, 2])
         change = partial(pair.opened().change_table, evolution)
         if not breaking.at(step, change):
@@ -533,7 +533,7 @@ def test_files_that_were_adopted_keep_their_names_by_sql_alone(
     pair.follow(form({"id": "1 bigint", "a": "2 string", "b": "3 string", "n": "6 array<int>"}))
     with pair.source.transaction():
         pair.source.update(pair.source.find(id=1), unsent=["a", "b"], n=[1])
-    pair.round()
+    pair.batch()
 
 
 @pytest.mark.parametrize("way", ["sql"], indirect=True)
@@ -548,7 +548,7 @@ def test_names_of_ours_are_refused(evolving: MakeEvolving) -> None:
     pair.check()
     twice = TablePlan(mode="scd2", metadata=Metadata(timestamp="_VALID_FROM"))
     with pytest.raises(DestinationError, match="have the name _VALID_FROM"):
-        stored_form(ABC, twice, exact=False)
+        lake_table_schema(ABC, twice, overflow=False)
 
 
 @pytest.mark.parametrize("way", ["sql"], indirect=True)
@@ -590,7 +590,7 @@ def test_a_table_gets_another_name(
     with source.transaction():
         for row in ROWS:
             source.insert(**row)
-    destination.adopt_files(ABC, [source.copy_file()], source.position, exact=False)
+    destination.adopt_files(ABC, [source.copy_file()], source.position, overflow=False)
     source.events(spark)
     renamed = replace(ABC, name=TableName("public", "u"))
     for _ in range(2):

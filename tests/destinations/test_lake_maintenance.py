@@ -22,7 +22,7 @@ from walflow.destinations.base import Maintains
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import Version
-from walflow.destinations.lake.maintenance import Due, Schedule, UpkeepPlan, given_up
+from walflow.destinations.lake.maintenance import Due, MaintenancePlan, Schedule, given_up
 from walflow.errors import FailpointReached
 from walflow.failpoints import set_failpoints
 from walflow.model import Lsn, TableName
@@ -49,9 +49,9 @@ def versions_of_a_day(seconds: int = DAY, every: int = 1) -> list[Version]:
     ]
 
 
-def test_a_day_of_rounds_a_second_leaves_few_versions_and_all_of_the_last_minutes() -> None:
+def test_a_day_of_batches_a_second_leaves_few_versions_and_all_of_the_last_minutes() -> None:
     versions = versions_of_a_day()
-    gone = given_up(versions, NOW, UpkeepPlan(), ())
+    gone = given_up(versions, NOW, MaintenancePlan(), ())
     kept = sorted({version.id for version in versions} - {version.id for version in gone})
     assert len(kept) < 1200
     # Whoever began to read a quarter of an hour ago finds all that it needs.
@@ -72,22 +72,22 @@ def test_what_a_quiet_table_was_stays_until_it_is_long_past() -> None:
         Version(number, datetime.fromtimestamp(NOW - ago, UTC), Lsn(number))
         for number, ago in times.items()
     ]
-    gone = given_up(versions, NOW, UpkeepPlan(keep_versions=1), ())
+    gone = given_up(versions, NOW, MaintenancePlan(keep_versions=1), ())
     assert [version.id for version in gone] == [1]
 
 
 def test_versions_that_others_need_stay_and_the_last_position_does() -> None:
     versions = versions_of_a_day(1000)
     stamped, bare = versions[:-5], [Version(v.id, v.committed, None) for v in versions[-5:]]
-    upkeep = UpkeepPlan(keep_seconds=0, keep_versions=2)
-    gone = given_up([*stamped, *bare], NOW, upkeep, {17})
+    maintenance = MaintenancePlan(keep_seconds=0, keep_versions=2)
+    gone = given_up([*stamped, *bare], NOW, maintenance, {17})
     kept = {version.id for version in versions} - {version.id for version in gone}
     assert kept == {17, stamped[-1].id, bare[-2].id, bare[-1].id}
 
 
-def test_a_table_is_due_after_many_rounds_or_some_time_and_costs_nothing_until_then() -> None:
+def test_a_table_is_due_after_many_batches_or_some_time_and_costs_nothing_until_then() -> None:
     now = [0.0]
-    schedule = Schedule(UpkeepPlan(interval_seconds=300, small_files=10), lambda: now[0])
+    schedule = Schedule(MaintenancePlan(interval_seconds=300, small_files=10), lambda: now[0])
     table = TableName("public", "t")
     assert not schedule.is_due(table)
     for _ in range(9):
@@ -111,7 +111,7 @@ def test_a_table_is_due_after_many_rounds_or_some_time_and_costs_nothing_until_t
 
 
 def test_nothing_is_due_where_it_is_switched_off() -> None:
-    schedule = Schedule(UpkeepPlan(enabled=False, small_files=2))
+    schedule = Schedule(MaintenancePlan(enabled=False, small_files=2))
     for _ in range(5):
         schedule.committed(TableName("public", "t"))
     assert not schedule.is_due(TableName("public", "t"))
@@ -121,13 +121,13 @@ def test_nothing_is_due_where_it_is_switched_off() -> None:
 
 
 class Lake:
-    def __init__(self, spark: SparkSession, folder: Path, upkeep: UpkeepPlan) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, maintenance: MaintenancePlan) -> None:
         (folder / "log").mkdir()
         self.spark = spark
         self.folder = folder / "ware house%20#?"
         self.source = Source(SCHEMA, folder / "log")
         self.format = IcebergFormat(str(self.folder))
-        self.destination = LakeDestination(spark, self.format, OWNER, upkeep=upkeep)
+        self.destination = LakeDestination(spark, self.format, OWNER, maintenance=maintenance)
         self.session = reading_session(spark, self.folder)
         with self.source.transaction():
             for number in range(20):
@@ -136,7 +136,7 @@ class Lake:
         files = [self.source.copy_file()]
         self.destination.adopt_files(SCHEMA, files, self.source.position, False)
 
-    def round(self, number: int) -> None:
+    def batch(self, number: int) -> None:
         with self.source.transaction():
             self.source.update(self.source.find(id=number % 20), n=number)
             self.source.insert(id=1000 + number, n=number, a="later")
@@ -169,19 +169,21 @@ class Lake:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_rounds_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
+def test_batches_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A long time of small rounds, compressed."""
-    upkeep = UpkeepPlan(interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15)
-    lake = Lake(spark, tmp_path, upkeep)
+    maintenance = MaintenancePlan(
+        interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15
+    )
+    lake = Lake(spark, tmp_path, maintenance)
     assert isinstance(lake.destination, Maintains)
     reader = Reader(lake)
     reader.start()
     seen = []
     maintained = 0
     for number in range(60):
-        lake.round(number)
+        lake.batch(number)
         if lake.destination.maintenance_due(SCHEMA):
             # What it began to read longer ago than the last versions go back may be gone.
             reader.wait_for_another()
@@ -198,7 +200,7 @@ def test_rounds_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
         assert counts["data files"] <= 3
         assert counts["delete files"] <= 3
         assert counts["manifests"] <= 25
-        assert counts["snapshots"] <= upkeep.keep_versions + 1
+        assert counts["snapshots"] <= maintenance.keep_versions + 1
         assert counts["metadata files"] <= 22
         # No more after ten times than after four.
         assert counts["files on disk"] <= 1.5 * seen[1]["files on disk"]
@@ -242,14 +244,14 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.spark
-def test_upkeep_that_is_broken_off_leaves_the_table_as_it_was(
+def test_maintenance_that_is_broken_off_leaves_the_table_as_it_was(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    upkeep = UpkeepPlan(small_files=3, keep_seconds=0, keep_versions=1)
-    lake = Lake(spark, tmp_path, upkeep)
+    maintenance = MaintenancePlan(small_files=3, keep_seconds=0, keep_versions=1)
+    lake = Lake(spark, tmp_path, maintenance)
     for point in ("maintain.compacted", "maintain.expire"):
         for number in range(4):
-            lake.round(10 * len(point) + number)
+            lake.batch(10 * len(point) + number)
         assert lake.destination.maintenance_due(SCHEMA)
         set_failpoints(f"{point}=raise")
         try:
@@ -259,7 +261,7 @@ def test_upkeep_that_is_broken_off_leaves_the_table_as_it_was(
             set_failpoints("")
         lake.check()
     for number in range(4):
-        lake.round(number)
+        lake.batch(number)
     lake.destination.maintain(SCHEMA)
     lake.check()
     assert lake.counts()["snapshots"] == 1, "and it has the position"
@@ -268,7 +270,7 @@ def test_upkeep_that_is_broken_off_leaves_the_table_as_it_was(
 
 @pytest.mark.spark
 def test_litter_goes_when_it_is_old(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path, UpkeepPlan())
+    lake = Lake(spark, tmp_path, MaintenancePlan())
     data = lake.folder / "public/t/data"
     litter = [data / "copy-of-a-process-that-was-killed/range.parquet", data / "part.parquet"]
     for file in litter:

@@ -145,12 +145,12 @@ def copies_story(source: NotedSource) -> Iterator[None]:
 
 def _tell(told: Told, story: Story, every: int) -> list[Events]:
     """In rounds of so many parts of the story."""
-    rounds = []
+    batches = []
     for number, _ in enumerate(story(told.source), 1):
         if number % every == 0:
-            rounds.append(told.round())
-    rounds.append(told.round())
-    return rounds
+            batches.append(told.batch())
+    batches.append(told.batch())
+    return batches
 
 
 AS_OF = {"history": "WITH until AS", "scd2": "-- as of a time"}
@@ -189,11 +189,11 @@ def long_story(source: NotedSource) -> Iterator[None]:
         pytest.param("scd2", KEYED, long_story, id="scd2"),
     ],
 )
-def test_a_story_in_one_round_and_in_several(
+def test_a_story_in_one_batch_and_in_several(
     lake: Lake, schema: TableSchema, story: Story, mode: Mode
 ) -> None:
     whole = begun(lake, schema, mode, "whole")
-    rounds = _tell(whole, story, every=1000)
+    batches = _tell(whole, story, every=1000)
     whole.check()
     commits = lake.commits(schema, "whole")
     if mode in AS_OF and schema.key:
@@ -205,9 +205,9 @@ def test_a_story_in_one_round_and_in_several(
     parts.check()
 
     # What was applied comes again, alone and as the first part of a round.
-    whole.destination.write_events(rounds[0])
+    whole.destination.write_events(batches[0])
     parts.destination.write_events(several[0])
-    overlapping = replace(rounds[0], span=Span(rounds[0].span.after, several[-1].span.upto))
+    overlapping = replace(batches[0], span=Span(batches[0].span.after, several[-1].span.upto))
     parts.destination.write_events(overlapping)
     parts.check()
     whole.check()
@@ -253,7 +253,7 @@ def test_a_new_copy_keeps_the_past(lake: Lake, mode: Mode) -> None:
         source.update(source.find(id=1), n=11)
         source.insert(id=5, a="a5", b="b5", n=5)
         source.delete(source.find(id=2))
-    told.round()
+    told.batch()
     seen = list(source.notes)
     # The log of this is lost.
     with source.transaction():
@@ -279,7 +279,7 @@ def test_a_new_copy_keeps_the_past(lake: Lake, mode: Mode) -> None:
         source.update(source.find(id=4), unsent=["a", "b"], id=40)
         source.update(source.find(id=6), unsent=["a"], b="new")
         source.delete(source.find(id=2))
-    told.round()
+    told.batch()
     assert_same(_without_times(told.rows()), _without_times(told.expected()))
     for row in told.rows() if mode == "scd2" else ():
         assert row["_CURRENT"] == (row["_VALID_TO"] is None)
@@ -295,7 +295,7 @@ def test_a_new_copy_without_a_key_counts(lake: Lake, mode: Mode) -> None:
     with source.transaction():
         source.delete(source.find(a="x"))
         source.update(source.find(a="y"), a="z")
-    told.round()
+    told.batch()
     with source.transaction():
         source.insert(a="x", n=1)
         source.insert(a="x", n=1)
@@ -307,7 +307,7 @@ def test_a_new_copy_without_a_key_counts(lake: Lake, mode: Mode) -> None:
     _copied_again(told)
     with source.transaction():
         source.delete(source.find(a="x"))
-    told.round()
+    told.batch()
     assert_same(_without_times(told.rows()), _without_times(told.expected()))
 
 
@@ -375,14 +375,14 @@ def test_metadata_as_it_is_wanted(lake: Lake) -> None:
     with told.source.transaction():
         told.source.insert(id=2, a="a2", b="b2", n=2)
         told.source.update(told.source.find(id=1), unsent=["a"], b=None)
-    told.round()
+    told.batch()
     assert_same(told.rows(), told.source.rows)
     told.destination = lake.destination(TablePlan(metadata=own), "wanted")
     assert told.destination.applied(KEYED) is None
     told.copy()
     with told.source.transaction():
         told.source.delete(told.source.find(id=1))
-    told.round()
+    told.batch()
     (row,) = told.rows()
     assert (row["op"], row["lsn"], set(row) - set(KEYED.column_names)) == (
         "copy",
@@ -409,17 +409,17 @@ def test_keys_that_their_type_cannot_hold(lake: Lake, mode: Mode) -> None:
     with source.transaction():
         for key in (far, forever, never):
             source.insert(at=key, big=f"big {key}", n=None)
-    told.copy(exact=True)
+    told.copy(overflow=True)
     with source.transaction():
         source.update(source.find(at=far), unsent=["big"], n=Inexact(None, "NaN"))
         source.update(source.find(at=never), unsent=["big"], at=far.replace(year=2000))
         source.insert(at=never, big="new", n=None)
-    told.round()
+    told.batch()
     with source.transaction():
         source.update(source.find(at=forever), unsent=["big", "n"], at=far.replace(year=2001))
         source.delete(source.find(at=never))
         source.update(source.find(at=far), unsent=["n"], big=None)
-    told.round()
+    told.batch()
     told.check()
 
 
@@ -481,6 +481,6 @@ def test_whatever_happens(lake: Lake, mode: Mode, done: list[list[Step]], every:
             for step in transaction:
                 _take(told.source, step)
         if number % every == 0:
-            told.round()
-    told.round()
+            told.batch()
+    told.batch()
     told.check()

@@ -14,10 +14,10 @@ import pytest
 from tests.destinations.pairs import KEYED, Pair
 from tests.destinations.reference import make_schema
 from walflow.destinations.base import Events
-from walflow.destinations.iceberg.columnar.tables import ColumnarTables
+from walflow.destinations.iceberg.columnar.engine import ColumnarTables
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.maintenance import Due, Schedule, UpkeepPlan
+from walflow.destinations.lake.maintenance import Due, MaintenancePlan, Schedule
 from walflow.destinations.lake.owner import Place, position_of
 from walflow.errors import DestinationForeign, TableMoved, WalflowError
 from walflow.model import Lsn, TableSchema
@@ -105,7 +105,7 @@ def room(
 ) -> Iterator[Room]:
     if engine == "spark":
         monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
-    pair = Pair(spark, tmp_path, schema, lake_format, UpkeepPlan(small_files=2))
+    pair = Pair(spark, tmp_path, schema, lake_format, MaintenancePlan(small_files=2))
     with pair.source.transaction():
         for number in range(1, 4):
             pair.source.insert(**({"id": number} if schema.key else {}), a=f"a{number}", n=1)

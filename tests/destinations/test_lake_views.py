@@ -24,7 +24,7 @@ from tests.destinations.reference import (
     reading_session,
     rows_of,
 )
-from walflow.destinations.base import Events, Picture, TableProgress
+from walflow.destinations.base import ConsistentCut, Events, TableProgress
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, TablePlan
 from walflow.destinations.lake.freshness import base_of, changes_of
@@ -74,12 +74,12 @@ class Lake:
                 self.source.insert(id=n, a=f"a{n}", b=f"b{n}", n=n)
         self.copy()
 
-    def copy(self, exact: bool = False) -> None:
+    def copy(self, overflow: bool = False) -> None:
         self.source.events(self.spark)
-        files = [self.source.copy_file(exact)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, exact)
+        files = [self.source.copy_file(overflow)]
+        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
 
-    def round(self, change: Callable[[Source], object], pieces: int = 1) -> Events:
+    def batch(self, change: Callable[[Source], object], pieces: int = 1) -> Events:
         with self.source.transaction():
             change(self.source)
         events = self.source.events(self.spark, pieces)
@@ -193,7 +193,7 @@ def nothing(source: Source) -> None:
     """A transaction that other tables are concerned with."""
 
 
-ROUNDS = (insert_update_delete, all_on_one_key, unsent, nothing, keys_change, truncate)
+BATCHES = (insert_update_delete, all_on_one_key, unsent, nothing, keys_change, truncate)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ ROUNDS = (insert_update_delete, all_on_one_key, unsent, nothing, keys_change, tr
         "merge",
     ],
 )
-def test_every_kind_of_round_is_one_commit(
+def test_every_kind_of_batch_is_one_commit(
     spark: SparkSession, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "by SQL alone":
@@ -212,9 +212,9 @@ def test_every_kind_of_round_is_one_commit(
     lake = Lake(spark, tmp_path, MERGE if way == "merge" else VIEW)
     lake.fill()
     written = NAME if way == "merge" else changes_of(NAME)
-    for number, change in enumerate(ROUNDS):
+    for number, change in enumerate(BATCHES):
         before = lake.snapshots(written)
-        events = lake.round(change, pieces=2)
+        events = lake.batch(change, pieces=2)
         lake.destination.write_events(events)
         assert lake.snapshots(written) == before + 1, change.__name__
         if number % 2:
@@ -230,8 +230,8 @@ def test_every_kind_of_round_is_one_commit(
 
 
 def test_a_catalog_that_keeps_views(kept: Lake) -> None:
-    for change in ROUNDS:
-        kept.round(change)
+    for change in BATCHES:
+        kept.batch(change)
     assert kept.count(changes_of(NAME))
     kept.fold()
     kept.check()
@@ -249,7 +249,7 @@ def test_a_catalog_that_keeps_views(kept: Lake) -> None:
 
 
 @pytest.mark.long
-def test_rounds_at_random_equal_the_source(lake: Lake) -> None:
+def test_batches_at_random_equal_the_source(lake: Lake) -> None:
     random_number = random.Random(20261115)
     source = lake.source
     for _ in range(6):
@@ -257,7 +257,7 @@ def test_rounds_at_random_equal_the_source(lake: Lake) -> None:
             with source.transaction():
                 for _ in range(random_number.randint(1, 12)):
                     do_something(source, random_number)
-        lake.round(nothing)
+        lake.batch(nothing)
         if random_number.random() < 0.4:
             lake.fold()
             lake.check()
@@ -286,7 +286,7 @@ def has(source: Source, id: int) -> bool:
     return any(row["id"] == id for row in source.rows)
 
 
-def test_an_ordinary_round_does_not_read_the_base(lake: Lake) -> None:
+def test_an_ordinary_batch_does_not_read_the_base(lake: Lake) -> None:
     """It cannot: there is nothing left of the base's rows, nor of what lists them. (It looks at
     which version the base has.)"""
     base = lake.warehouse / "public" / "t__base"
@@ -306,9 +306,9 @@ def test_an_ordinary_round_does_not_read_the_base(lake: Lake) -> None:
     assert lake.count(changes_of(NAME)) == 5
 
 
-def test_a_round_that_was_appended_twice_is_shown_once(lake: Lake) -> None:
+def test_a_batch_that_was_appended_twice_is_shown_once(lake: Lake) -> None:
     """By a server that went on with what a client that is gone had asked for."""
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     changes = table_identifier(changes_of(NAME))
     lake.session.table(changes).writeTo(changes).append()
     lake.check()
@@ -319,7 +319,7 @@ def test_a_round_that_was_appended_twice_is_shown_once(lake: Lake) -> None:
 def test_a_fold_that_broke_off_between_its_commits(
     lake: Lake, failpoints: Callable[[str], None]
 ) -> None:
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     failpoints("fold.merged[public.t]@1=raise")
     with pytest.raises(FailpointReached):
         lake.fold()
@@ -328,8 +328,8 @@ def test_a_fold_that_broke_off_between_its_commits(
     # Changes come before it is tried again.
     lake.start(VIEW)
     lake.check()
-    lake.round(all_on_one_key)
-    lake.round(unsent)
+    lake.batch(all_on_one_key)
+    lake.batch(unsent)
     lake.fold()
     lake.check()
     assert not lake.count(changes_of(NAME))
@@ -340,7 +340,7 @@ def test_a_fold_that_broke_off_between_its_commits(
 def test_when_it_is_time_to_fold(lake: Lake) -> None:
     lake.start(replace(VIEW, fold_seconds=3600))
     assert not lake.destination.fold_due(KEYED)
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     assert not lake.destination.fold_due(KEYED)
     # By age, which counts anew in a new process; so too if nothing happened since.
     lake.start(replace(VIEW, fold_seconds=0))
@@ -355,7 +355,7 @@ def test_when_it_is_time_to_fold(lake: Lake) -> None:
         for number in range(100, 10_200):
             source.insert(id=number)
 
-    lake.round(insert_many)
+    lake.batch(insert_many)
     assert lake.destination.fold_due(KEYED)
     lake.fold()
     lake.check()
@@ -365,38 +365,38 @@ def test_when_it_is_time_to_fold(lake: Lake) -> None:
 NAN = Inexact(None, "NaN")
 
 
-def test_exact_texts(make_kept: MakeLake) -> None:
+def test_overflow_texts(make_kept: MakeLake) -> None:
     schema = make_schema({"id": "bigint", "n": "decimal(12,2)", "body": "string"}, ["id"])
     lake = make_kept(VIEW, schema)
     with lake.source.transaction():
         lake.source.insert(id=1, n=Decimal("1.00"), body="b")
         lake.source.insert(id=2, n=Decimal("1.00"), body="b")
     lake.copy()
-    lake.round(lambda source: source.update(source.find(id=1), n=NAN))
-    lake.round(lambda source: source.update(source.find(id=1), unsent=["n"], body="c"))
+    lake.batch(lambda source: source.update(source.find(id=1), n=NAN))
+    lake.batch(lambda source: source.update(source.find(id=1), unsent=["n"], body="c"))
     lake.fold()
     lake.check()
-    lake.round(lambda source: source.update(source.find(id=1), unsent=["n", "body"], id=3))
+    lake.batch(lambda source: source.update(source.find(id=1), unsent=["n", "body"], id=3))
 
 
 def test_copied_again_in_another_form(kept: Lake) -> None:
-    kept.round(insert_update_delete)
+    kept.batch(insert_update_delete)
     kept.copy()
     kept.check()
-    kept.round(all_on_one_key)
+    kept.batch(all_on_one_key)
     other = make_schema({"k": "string", "id": "bigint"}, ["k"])
     kept.source = Source(other, kept.warehouse.parent / "log")
     with kept.source.transaction():
         kept.source.insert(k="one", id=1)
     kept.copy()
     kept.check()
-    kept.round(lambda source: source.update(source.find(k="one"), k="two"))
+    kept.batch(lambda source: source.update(source.find(k="one"), k="two"))
 
 
 def test_freshness_changes_with_a_copy(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(spark, tmp_path, MERGE)
     lake.fill()
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     lake.start(AUTO)
     lake.check()
     lake.start(VIEW)
@@ -404,7 +404,7 @@ def test_freshness_changes_with_a_copy(spark: SparkSession, tmp_path: Path) -> N
     lake.copy()
     assert lake.is_viewed()
     assert lake.destination.own_tables() == [NAME]
-    lake.round(all_on_one_key)
+    lake.batch(all_on_one_key)
     lake.start(AUTO)
     lake.check()
     lake.start(MERGE)
@@ -416,11 +416,11 @@ def test_freshness_changes_with_a_copy(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_a_view_becomes_a_table_without_a_copy(kept: Lake) -> None:
-    kept.round(insert_update_delete)
+    kept.batch(insert_update_delete)
     kept.start(MERGE)
     kept.check()
     assert not kept.is_viewed()
-    kept.round(all_on_one_key)
+    kept.batch(all_on_one_key)
     assert kept.destination.own_tables() == [NAME]
     # It is one that can have another name.
     other = replace(KEYED, name=TableName("public", "other"))
@@ -432,7 +432,7 @@ def test_a_view_becomes_a_table_without_a_copy(kept: Lake) -> None:
     assert kept.destination.applied(KEYED) is None
     kept.copy()
     assert kept.is_viewed()
-    kept.round(unsent)
+    kept.batch(unsent)
 
 
 def test_auto_shows_large_tables_by_a_view(
@@ -470,7 +470,7 @@ def test_what_no_view_can_show_is_merged(
     with lake.source.transaction():
         lake.source.insert(id=1, **at)
     lake.copy()
-    lake.round(lambda source: source.insert(id=2, **at))
+    lake.batch(lambda source: source.insert(id=2, **at))
     assert not lake.is_viewed()
 
 
@@ -479,7 +479,7 @@ def test_a_key_that_is_equal_and_not_the_same(spark: SparkSession, tmp_path: Pat
     with lake.source.transaction():
         lake.source.insert(f=-0.0, n=1)
     lake.copy()
-    lake.round(lambda source: source.update(source.rows[0], f=0.0))
+    lake.batch(lambda source: source.update(source.rows[0], f=0.0))
     assert lake.is_viewed()
     lake.fold()
     lake.check()
@@ -520,7 +520,7 @@ def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
 
 def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], None]) -> None:
     """Between the base and the changes of it."""
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     failpoints("view.copied@1=raise")
     with pytest.raises(FailpointReached):
         lake.copy()
@@ -530,10 +530,10 @@ def test_a_copy_that_broke_off_is_none(lake: Lake, failpoints: Callable[[str], N
     lake.check()
 
 
-def pictured(lake: Lake) -> list[list[str]]:
+def shown_in_cut(lake: Lake) -> list[list[str]]:
     """The columns of each row in a picture that is made now."""
     at = lake.source.position
-    lake.destination.record_progress(Picture(at, at, None, (TableProgress(NAME, NAME, at),)))
+    lake.destination.record_progress(ConsistentCut(at, at, None, (TableProgress(NAME, NAME, at),)))
     found = lake.destination.as_of()
     assert found is not None
     (query,) = found.queries
@@ -547,12 +547,12 @@ def test_a_dropped_column_that_is_kept(lake: Lake) -> None:
     names = {"b": "c"}
     columns = (replace(c, name=names.get(c.name, c.name)) for c in before.columns if c.name != "a")
     after = replace(before, columns=tuple(columns))
-    assert pictured(lake) == [["id", "a", "b", "n"]] * 3
+    assert shown_in_cut(lake) == [["id", "a", "b", "n"]] * 3
     lake.destination.change_table(evolution(before, after, trust_rewrites=False))
     found = lake.destination.as_of()
     assert found is not None
     assert found.queries == (None,)
-    assert pictured(lake) == [["id", "a", "c", "n"]] * 3
+    assert shown_in_cut(lake) == [["id", "a", "c", "n"]] * 3
     source = Source(after, lake.warehouse.parent / "log")
     source._lsn, source._cut = lake.source._lsn, lake.source._cut
     source.rows = [
@@ -565,18 +565,18 @@ def test_a_dropped_column_that_is_kept(lake: Lake) -> None:
         return {row["id"]: row["a"] for row in lake.session.sql(query or "").collect()}
 
     for number, start in enumerate((False, True), 4):
-        lake.round(lambda s, n=number: (s.insert(id=n), s.update(s.find(id=1), n=n)))  # type: ignore[misc]
+        lake.batch(lambda s, n=number: (s.insert(id=n), s.update(s.find(id=1), n=n)))  # type: ignore[misc]
         if start:
             lake.start(lake.plan)
         expected = {1: "a1", 2: "a2", 3: "a3"} | dict.fromkeys(range(4, number + 1))
         assert kept() == expected
-        assert len(pictured(lake)) == len(expected)
+        assert len(shown_in_cut(lake)) == len(expected)
         lake.fold()
         assert kept() == expected
 
 
 def test_its_form_changes(kept: Lake, failpoints: Callable[[str], None]) -> None:
-    kept.round(insert_update_delete)
+    kept.batch(insert_update_delete)
     columns = {c.name: c for c in KEYED.columns}
     before = replace(KEYED, filenodes=frozenset({1}))
     after = replace(
@@ -585,7 +585,7 @@ def test_its_form_changes(kept: Lake, failpoints: Callable[[str], None]) -> None
             columns["id"],
             replace(columns["a"], name="b"),
             replace(columns["b"], name="a"),
-            replace(columns["n"], name="extra", position=9),
+            replace(columns["n"], name="extra", attnum=9),
         ),
     )
     way = evolution(before, after, trust_rewrites=False)
@@ -604,4 +604,4 @@ def test_its_form_changes(kept: Lake, failpoints: Callable[[str], None]) -> None
     ]
     kept.source = source
     kept.check()
-    kept.round(lambda s: s.update(s.find(id=3), a="swapped", extra=1))
+    kept.batch(lambda s: s.update(s.find(id=3), a="swapped", extra=1))

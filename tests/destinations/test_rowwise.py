@@ -87,16 +87,16 @@ def test_changes_are_objects(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_of_several_tables_those_that_fail_are_told(spark: SparkSession, tmp_path: Path) -> None:
     notes = Notes()
-    rounds = []
+    batches = []
     for name in ("one", "two"):
         source = Source(make_schema({"id": "int"}, ["id"], name), tmp_path)
         with source.transaction():
             source.insert(id=1)
-        rounds.append(source.events(spark))
-    first, second = (round.tables[0] for round in rounds)
+        batches.append(source.events(spark))
+    first, second = (batch.tables[0] for batch in batches)
     notes.refused = first.schema
     with pytest.raises(TablesFailed, match=r"public.one: refused") as failed:
-        notes.write_events(Events(rounds[0].span, (first, second)))
+        notes.write_events(Events(batches[0].span, (first, second)))
     assert list(failed.value.failures) == [first.schema.name]
     assert len(notes.batches) == 1
 

@@ -24,8 +24,8 @@ from walflow.destinations import open_destination
 from walflow.destinations.base import Destination
 from walflow.destinations.rowwise import RowwiseDestination
 from walflow.model import Column, PgType, TableSchema
-from walflow.source.cells import Cells, pad
-from walflow.source.values import from_text, spark_type
+from walflow.source.codec.cells import Cells, pad
+from walflow.source.codec.values import from_text, spark_type
 from walflow.stores import open_store
 from walflow.stores.cached import CachedStore
 from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
@@ -171,8 +171,8 @@ def test_contracts_find_what_is_wrong(folder: Path, spark: SparkSession) -> None
 
     for test in (
         contract.test_tables_without_a_key,
-        contract.test_a_round_whose_answer_got_lost,
-        contract.test_a_round_that_comes_again_with_more,
+        contract.test_a_batch_whose_answer_got_lost,
+        contract.test_a_batch_that_comes_again_with_more,
     ):
         with pytest.raises((AssertionError, StopIteration)):
             test(broken, spark, check, folder)

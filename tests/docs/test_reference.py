@@ -21,7 +21,7 @@ from walflow.config import Settings
 from walflow.config.keys import field_at, keys_of
 from walflow.model import Phase
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.phases import MOVES
+from walflow.pipeline.state.phases import MOVES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

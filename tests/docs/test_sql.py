@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import Database
 from walflow.errors import NoReplicationRight, NoSelectRight
+from walflow.source.catalog.preflight import preflight
 from walflow.source.connection import connect
-from walflow.source.preflight import preflight
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 

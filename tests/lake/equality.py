@@ -215,11 +215,11 @@ def _texts(connection: psycopg.Connection[Any], table: str, columns: Sequence[_C
     return Counter(connection.execute(query.encode()).fetchall())
 
 
-def _in_spark(column: _Column, has_exact: bool) -> str:
+def _in_spark(column: _Column, has_overflow: bool) -> str:
     value = quoted_for_spark(column.name)
-    exact = f"{EXACT}['{column.name}']" if has_exact else "cast(null AS string)"
+    overflow = f"{EXACT}['{column.name}']" if has_overflow else "cast(null AS string)"
     return (
-        f"CASE WHEN {value} IS NOT NULL OR {exact} IS NOT NULL"
+        f"CASE WHEN {value} IS NOT NULL OR {overflow} IS NOT NULL"
         f" THEN concat(coalesce({column.form.spark_held(value)}, 'NULL'),"
-        f" coalesce(concat(' exactly ', {exact}), '')) END"
+        f" coalesce(concat(' exactly ', {overflow}), '')) END"
     )

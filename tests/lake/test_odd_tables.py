@@ -26,7 +26,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT, catch_up, phase_of, running, settings_for, state_of
 from walflow.model import Phase, quote_identifier
 from walflow.pipeline.pipeline import Pipeline
-from walflow.source.catalog import is_reserved
+from walflow.source.catalog.published_tables import is_reserved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

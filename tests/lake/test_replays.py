@@ -47,7 +47,7 @@ TABLES = {
 }
 SOUGHT = [Sought(table, rows) for table, (_, rows) in TABLES.items()]
 
-ROUNDS = (
+BATCHES = (
     # Appended as they are.
     ("INSERT INTO {t} VALUES (7, 'seven', 7), (8, 'eight', 8)",),
     (
@@ -97,12 +97,12 @@ class Room:
         finally:
             made.shutdown()
 
-    def run(self, *rounds: Sequence[str], writes: bool = True) -> list[Events]:
+    def run(self, *batches: Sequence[str], writes: bool = True) -> list[Events]:
         """Let the pipeline follow; the rounds that came of it."""
         begin = len(self.given)
         destination = Recorder(self.spark, self.settings, self.given, writes=writes)
         with running(self.settings, self.spark, destination=destination) as pipeline:
-            for statements in rounds:
+            for statements in batches:
                 for table in TABLES:
                     self.database.execute(*(text.replace("{t}", table) for text in statements))
                 catch_up(pipeline)
@@ -144,30 +144,30 @@ def of_table(given: Sequence[Events], table: str) -> list[Events]:
     return [events for events in given if events.tables[0].schema.name.name == table]
 
 
-def joined(rounds: Sequence[Events]) -> Events:
+def joined(batches: Sequence[Events]) -> Events:
     """The rounds of one table as one."""
-    parts: list[TableChanges] = [events.tables[0] for events in rounds]
+    parts: list[TableChanges] = [events.tables[0] for events in batches]
     files = tuple(file for part in parts for file in part.files)
     stats = reduce(add, (part.stats for part in parts))
     whole = replace(parts[-1], files=files, stats=stats, after=parts[0].after)
-    return Events(Span(rounds[0].span.after, rounds[-1].span.upto), (whole,))
+    return Events(Span(batches[0].span.after, batches[-1].span.upto), (whole,))
 
 
-def test_rounds_that_come_again(room: Room) -> None:
-    given = room.run(*ROUNDS[:3])
+def test_batches_that_come_again(room: Room) -> None:
+    given = room.run(*BATCHES[:3])
     assert_equal(room.database, room.lake, SOUGHT)
     before = {table: room.state(table) for table in TABLES}
     for table in TABLES:
-        rounds = of_table(given, table)
-        assert len(rounds) >= 3
-        for events in (*reversed(rounds), joined(rounds)):
+        batches = of_table(given, table)
+        assert len(batches) >= 3
+        for events in (*reversed(batches), joined(batches)):
             with room.destination() as destination:
                 destination.write_events(events)
                 destination.write_events(events)
     assert {table: room.state(table) for table in TABLES} == before
 
     # What has come since, together with what the tables have.
-    new = room.run(ROUNDS[3], writes=False)
+    new = room.run(BATCHES[3], writes=False)
     assert {table: room.state(table) for table in TABLES} == before
     for table in TABLES:
         events = joined(of_table([*given, *new], table))
@@ -183,9 +183,9 @@ def test_rounds_that_come_again(room: Room) -> None:
     assert {table: room.state(table) for table in TABLES} == after
 
 
-def test_a_crash_at_every_step_of_a_round(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    room.run(ROUNDS[0])
-    new = room.run(ROUNDS[1], writes=False)
+def test_a_crash_at_every_step_of_a_batch(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.run(BATCHES[0])
+    new = room.run(BATCHES[1], writes=False)
     crashes = Crashes(monkeypatch)
     for table in TABLES:
         before = room.state(table)

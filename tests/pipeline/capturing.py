@@ -17,11 +17,11 @@ from walflow.changelog import ChangeLog, LogIdentity, Segment
 from walflow.config import TypeSettings
 from walflow.model import Lsn, TableSchema
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.describing import Describer
-from walflow.pipeline.receiving import Receiver, Source
-from walflow.pipeline.writing import LogWriter
-from walflow.source.pgoutput import Decoder
-from walflow.source.wire import Replication
+from walflow.pipeline.capture.log_writer import LogWriter
+from walflow.pipeline.capture.receiver import Receiver, Source
+from walflow.pipeline.capture.relation_schemas import Describer
+from walflow.source.stream.pgoutput import Decoder
+from walflow.source.stream.replication_connection import Replication
 
 LIVE_ONLY = 1 << 62
 ALWAYS_BULK = 0

@@ -16,7 +16,7 @@ from tests.pipeline.running import WAIT, in_source
 from tests.pipeline.shelf import Shelf
 from walflow.model import Phase, TableName
 from walflow.pipeline.pipeline import Pipeline
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.table_states import TableState
 
 __all__ = ["Writer", "assert_follows", "find", "named", "on_shelf", "wait_all_ready", "wait_phase"]
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 from tests.pipeline.capturing_child import peak_memory
 from walflow.config import TypeSettings
 from walflow.model import Lsn
-from walflow.pipeline.ranging import CopySource, RangeReader, result_of
-from walflow.source.catalog import published_tables
+from walflow.pipeline.table_sync.copy_task import CopySource, RangeReader, result_of
+from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import connect
-from walflow.source.ranges import copy_ranges
-from walflow.source.snapshot import keep_snapshot
-from walflow.source.wire import Replication
+from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.snapshot import keep_snapshot
+from walflow.source.stream.replication_connection import Replication
 
 
 def main(uri: str, folder: str, publication: str, range_bytes: str) -> None:

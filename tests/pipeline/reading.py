@@ -19,12 +19,12 @@ from tests.pipeline.capturing import Capture
 from walflow.changelog import TableCopy
 from walflow.config import TypeSettings
 from walflow.model import quote_identifier
-from walflow.pipeline.connections import Connections
-from walflow.pipeline.reading import CopyReader, ReadCopy
-from walflow.source.catalog import PublishedTable, published_tables
+from walflow.pipeline.table_sync.copy_connections import Connections
+from walflow.pipeline.table_sync.table_copy import CopyReader, FinishedCopy
+from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
-from walflow.source.snapshot import OpenSnapshot, keep_snapshot
-from walflow.source.wire import Replication
+from walflow.source.copy.snapshot import OpenSnapshot, keep_snapshot
+from walflow.source.stream.replication_connection import Replication
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ class Reading:
         with keeper:
             yield OpenSnapshot(keeper, made.consistent_point)
 
-    def read(self, name: str, snapshot: OpenSnapshot) -> ReadCopy:
+    def read(self, name: str, snapshot: OpenSnapshot) -> FinishedCopy:
         table = self.table(name)
         return self.reader.read(table, snapshot, progress=self.progress.append, stop=self.stop)
 
@@ -104,7 +104,7 @@ class Reading:
         plan = copy.plan()
         return 0 if plan is None else len(copy.finished_ranges(plan))
 
-    def check(self, name: str, copy: ReadCopy, snapshot: OpenSnapshot) -> Rows:
+    def check(self, name: str, copy: FinishedCopy, snapshot: OpenSnapshot) -> Rows:
         """The copy is what the snapshot sees."""
         theirs = self.seen(name, copy.schema.column_names, snapshot)
         ours = rows_of(copy.files)
@@ -130,6 +130,6 @@ def rows_of(files: Iterable[Path]) -> Rows:
     rows: Rows = Counter()
     for file in files:
         for row in parquet.read_table(file).to_pylist():
-            exact = {name: Decimal(text) for name, text in row.pop("_exact", None) or ()}
-            rows[tuple((row | exact).values())] += 1
+            overflow = {name: Decimal(text) for name, text in row.pop("_exact", None) or ()}
+            rows[tuple((row | overflow).values())] += 1
     return rows

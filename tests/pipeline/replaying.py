@@ -16,8 +16,8 @@ State = dict[str, Value]
 
 
 def values_of(row: Row, names: Iterable[str], prefix: str = "") -> State:
-    exact = row.get("_exact") or {}
-    return {name: (frozen(row[name]), exact.get(prefix + name)) for name in names}
+    overflow = row.get("_exact") or {}
+    return {name: (frozen(row[name]), overflow.get(prefix + name)) for name in names}
 
 
 def frozen(value: object) -> object:

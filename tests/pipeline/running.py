@@ -14,7 +14,7 @@ from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName
 from walflow.observe.metrics import Metrics
 from walflow.pipeline.pipeline import Pipeline
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.table_states import TableState
 from walflow.pipeline.timing import Timing
 from walflow.stores.base import Store
 
@@ -95,7 +95,7 @@ def catch_up(pipeline: Pipeline) -> None:
 def told_to_end(pipeline: Pipeline) -> bool:
     """Whether each copy that is under way was told to end. Who is held may go on then: it looks
     first. No other sign of it can be seen from outside."""
-    running = pipeline._parts.syncer._running
+    running = pipeline._parts.table_sync._running
     return all(told.is_set() for told in list(running.values()))
 
 

@@ -34,10 +34,10 @@ class Shelf:
         self.forms: dict[TableName, TableSchema] = {}
         self.copies: dict[TableName, int] = defaultdict(int)
         """How often each table was copied."""
-        self.rounds: dict[TableName, int] = defaultdict(int)
+        self.batches: dict[TableName, int] = defaultdict(int)
         self.before_copy: Callable[[TableName], None] = lambda table: None
         """Called before a copy is written; what it raises is the destination's error."""
-        self.before_round: Callable[[TableName], None] = lambda table: None
+        self.before_batch: Callable[[TableName], None] = lambda table: None
         self._lock = threading.Lock()
 
     def truncate_table(self, table: TableSchema) -> None:
@@ -50,7 +50,7 @@ class Shelf:
         found = [tuple(row[name] for name in table.column_names) for row in rows.collect()]
         with self._lock:
             self.copies[table.name] += 1
-            self._check_form(table)
+            self._check_schema(table)
             held = self.tables[table.name]
             for row in found:
                 _put(held, table, row)
@@ -58,11 +58,11 @@ class Shelf:
     def write_events(self, events: Events) -> None:
         for changes in events.tables:
             table = changes.schema
-            self.before_round(table.name)
+            self.before_batch(table.name)
             net = changes.net().collect()
             with self._lock:
-                self.rounds[table.name] += 1
-                self._check_form(table)
+                self.batches[table.name] += 1
+                self._check_schema(table)
                 rows = self.tables[table.name]
                 if changes.truncated:
                     rows.clear()
@@ -92,7 +92,7 @@ class Shelf:
                 values[name] = was[table.column_names.index(name)]
             _put(rows, table, tuple(values.values()))
 
-    def _check_form(self, table: TableSchema) -> None:
+    def _check_schema(self, table: TableSchema) -> None:
         assert _shape(self.forms[table.name]) == _shape(table), "rows of another form"
 
     def applied_upto(self, table: TableName, position: Lsn) -> None:
@@ -148,12 +148,12 @@ class FollowingShelf(PositionedShelf):
             if _shape(self.forms[after.name]) == _shape(after):
                 return  # it was done before
             assert _shape(self.forms[after.name]) == _shape(before), "a change of another form"
-            places = {column.position: place for place, column in enumerate(before.columns)}
+            places = {column.attnum: place for place, column in enumerate(before.columns)}
             rows: dict[Row, Row] = {}
             for row in self.tables[after.name].values():
                 values = (
-                    row[places[column.position]]
-                    if column.position in places
+                    row[places[column.attnum]]
+                    if column.attnum in places
                     else evolution.missing.get(column.name)
                     for column in after.columns
                 )
@@ -183,7 +183,7 @@ class RenamingShelf(FollowingShelf):
 
 
 def _shape(table: TableSchema) -> tuple[object, ...]:
-    columns = [(column.position, column.name, column.spark_type) for column in table.columns]
+    columns = [(column.attnum, column.name, column.spark_type) for column in table.columns]
     return (table.key, columns)
 
 

@@ -34,7 +34,7 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.errors import CannotConnect, LogError, SlotInUse
 from walflow.model import Lsn
 from walflow.source.connection import connect
-from walflow.source.wire import Replication
+from walflow.source.stream.replication_connection import Replication
 from walflow.testing.postgres import EmbeddedPostgres
 
 

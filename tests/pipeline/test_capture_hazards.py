@@ -21,7 +21,7 @@ from tests.pipeline.capturing import (
 )
 from tests.pipeline.running import WAIT
 from walflow.errors import PublicationMissing, SlotLost, SourceError
-from walflow.source.wire import Replication
+from walflow.source.stream.replication_connection import Replication
 
 MEGABYTE = 1 << 20
 
@@ -143,7 +143,7 @@ def test_a_column_that_takes_one_of_our_names(wide: Database, tmp_path: Path) ->
     assert before.column_names == ("id", "body")
     assert after.column_names == ("~_seq", "~_lsn")
     assert after.key == ("~_seq",)
-    assert not after.same_form(before)
+    assert not after.same_schema(before)
     assert (first["id"], first["body"]) == (1, "before")
     assert (second["~_seq"], second["~_lsn"]) == (2, "after")
     assert (third["~_seq"], third["_old"]) == (3, {"~_seq": 2})

@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import HOLD, WAIT
 from walflow.errors import Stopped
-from walflow.pipeline.connections import Connections
+from walflow.pipeline.table_sync.copy_connections import Connections
 
 NEVER = threading.Event()
 

@@ -35,10 +35,10 @@ def test_versions_tell_columns_and_files_apart(database: Database, tmp_path: Pat
     assert vacuumed.same_columns(first)
     assert vacuumed.filenodes.isdisjoint(first.filenodes)
     assert [c.name for c in renamed.columns] == ["id", "z", "y"]
-    assert [c.position for c in renamed.columns] == [1, 2, 3]
+    assert [c.attnum for c in renamed.columns] == [1, 2, 3]
     assert back.same_columns(first)
     assert back.version > renamed.version
     # The message is the same as the one before, and y may be the former one or the new.
-    assert anew.same_form(back)
-    assert [c.position for c in anew.columns] == [0, 0, 0]
+    assert anew.same_schema(back)
+    assert [c.attnum for c in anew.columns] == [0, 0, 0]
     assert latest == anew

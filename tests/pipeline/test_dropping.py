@@ -30,17 +30,17 @@ from walflow.errors import (
 )
 from walflow.failpoints import set_failpoints
 from walflow.model import Column, Lsn, PgType, Phase, TableName, TableSchema
-from walflow.pipeline.dropping import (
+from walflow.pipeline.drop import (
     Remains,
     drop_pipeline,
     drop_sql,
     find_remains,
     remove_leftovers,
 )
-from walflow.pipeline.known import remember
-from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.state.lease import LeaseKeeper
+from walflow.pipeline.state.pipeline_notes import remember
 from walflow.pipeline.timing import Timing
-from walflow.source.publication import create_publication
+from walflow.source.catalog.publication import create_publication
 from walflow.states import RetryKind, RetryPolicy, TableError, TableReplicationState
 from walflow.stores import open_store
 from walflow.stores.base import Store

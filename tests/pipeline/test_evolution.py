@@ -249,7 +249,7 @@ def test_forms_are_followed(spark: SparkSession, database: Database, tmp_path: P
     shelf, metrics, go_on = FollowingShelf(), Metrics(), threading.Event()
     with running(settings, spark, destination=shelf, metrics=metrics) as pipeline:
         # The forms come in one by one, and are then applied all at once.
-        shelf.before_round = lambda table: hold(go_on)
+        shelf.before_batch = lambda table: hold(go_on)
         database.execute(*(f"UPDATE {table} SET v = 'held' WHERE id = 1" for table in DDL))
         for step in steps():
             database.execute(*step)
@@ -322,7 +322,7 @@ def test_keys_and_rewrites(spark: SparkSession, database: Database, trusting: Se
     once = ("rekeyed", "trusted", "vacuumed")
     with running(trusting, spark, destination=shelf) as pipeline:
         files = wait_phase(pipeline, "vacuumed", Phase.READY).schema.filenodes
-        shelf.before_round = lambda table: hold(go_on) if table == named("rekeyed") else None
+        shelf.before_batch = lambda table: hold(go_on) if table == named("rekeyed") else None
         database.execute(
             "VACUUM FULL vacuumed",
             "UPDATE rekeyed SET v = 'before' WHERE id = 1",

@@ -13,7 +13,7 @@ from tests.conftest import SUPPORTED_VERSIONS, Database
 from tests.pipeline.capturing import Capture, changes, scalar
 from walflow.errors import PostgresMissing, SlotLost
 from walflow.model import Lsn
-from walflow.source.timelines import switch_points, timeline_loss
+from walflow.source.catalog.timelines import switch_points, timeline_loss
 from walflow.testing.postgres import EmbeddedPostgres
 
 

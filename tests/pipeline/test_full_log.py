@@ -87,7 +87,7 @@ def test_a_table_that_was_set_aside_does_not_fill_the_log_for_ever(
         if table == A and broken.is_set():
             raise DestinationError("the shelf of a is full", hint="make room")
 
-    shelf.before_round = refuse
+    shelf.before_batch = refuse
     with running(settings, spark, destination=shelf, store=store) as pipeline:
         broken.set()
         database.execute(FILL.format("a"))
@@ -95,10 +95,10 @@ def test_a_table_that_was_set_aside_does_not_fill_the_log_for_ever(
         failed = wait_phase(pipeline, "a", Phase.ERRORED)
         assert failed.error is not None
         assert failed.error.hint == "make room"
-        rounds = 0
+        batches = 0
         while not is_given_up(pipeline, "a"):
-            rounds += 1
-            assert rounds < 60, "the log was never full"
+            batches += 1
+            assert batches < 60, "the log was never full"
             database.execute(FILL.format("b"), FILL.format("a"))
             wait_for(lambda: shelf.rows("b") == in_source(database, "b"), WAIT)
         # It went on, and goes on.

@@ -30,7 +30,7 @@ from tests.pipeline.killing import (
     in_source,
 )
 from walflow.model import Phase
-from walflow.pipeline.phases import FOLLOWED
+from walflow.pipeline.state.phases import FOLLOWED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

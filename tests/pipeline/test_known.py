@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from walflow.config import Settings, load_settings
-from walflow.pipeline.known import (
+from walflow.pipeline.state.pipeline_notes import (
     forget,
     known_pipelines,
     read_known,

@@ -35,7 +35,7 @@ from walflow.errors import DestinationError, TablesSetAside
 from walflow.failpoints import set_failpoints
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.table_states import TableState
 from walflow.states import RetryKind
 
 if TYPE_CHECKING:
@@ -178,21 +178,21 @@ def test_a_table_that_catches_up_gets_on_however_often_it_is_broken_off(
     spark: SparkSession, settings: Settings, database: Database
 ) -> None:
     shelf, held, go_on = PositionedShelf(), threading.Event(), threading.Event()
-    rounds: list[int] = []
+    batches: list[int] = []
 
     def hold(table: TableName) -> None:
         if table == A:
             held.set()
             assert go_on.wait(HOLD)
-            rounds.append(len(rounds))
-            if len(rounds) > 3:
+            batches.append(len(batches))
+            if len(batches) > 3:
                 raise DestinationError("broken off", retry=False)
 
     # What fits into a millisecond is a segment.
     timing = replace(QUICK, batch=0.001)
     with running(settings, spark, destination=shelf, timing=timing) as pipeline:
         wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
-        shelf.before_round = hold
+        shelf.before_batch = hold
         database.execute("UPDATE a SET v = 'first' WHERE id = 1")
         assert held.wait(WAIT)
         for number in range(2, 9):
@@ -207,7 +207,7 @@ def test_a_table_that_catches_up_gets_on_however_often_it_is_broken_off(
     # All that waited was not one batch: what was reached stays.
     reached = [row[0] for row in shelf.rows("a") if row[1] == "more"]
     assert reached == [2, 3]
-    shelf.before_round = lambda table: None
+    shelf.before_batch = lambda table: None
     with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
         pipeline.retry(A)
         wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
@@ -244,7 +244,7 @@ def test_nothing_is_applied_from_a_damaged_segment(
             assert go_on.wait(HOLD)
             assert "misread" not in {row[1] for row in shelf.tables[A].values()}
 
-    shelf.before_round = hold
+    shelf.before_batch = hold
     with running(settings, spark, destination=shelf) as pipeline, capture_logs() as logs:
         wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
         database.execute("UPDATE a SET v = 'first' WHERE id = 1")
@@ -277,7 +277,7 @@ def test_a_damaged_segment_is_not_met_again_by_a_copy_under_an_older_snapshot(
             held.set()
             assert go_on.wait(HOLD)
 
-    shelf.before_round = hold
+    shelf.before_batch = hold
     set_failpoints("copy.range[public.b]=hold")
     try:
         with running(settings, spark, destination=shelf, caught_up=False) as pipeline:
@@ -342,7 +342,7 @@ def test_a_table_that_fails_is_set_aside_and_comes_back(
                 assert go_on.wait(HOLD)
             raise DestinationError("the shelf of a is full", hint="make room")
 
-    shelf.before_round = refuse
+    shelf.before_batch = refuse
     with running(settings, spark, destination=shelf, metrics=metrics) as pipeline:
         broken.set()
         database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
@@ -428,7 +428,7 @@ def test_who_waits_for_the_end_does_not_wait_for_an_attempt_that_is_far_away(
         if table == A and broken.is_set():
             raise DestinationError("the shelf of a is full", hint="make room")
 
-    shelf.before_round = refuse
+    shelf.before_batch = refuse
     with running(settings, spark, destination=shelf) as pipeline:
         broken.set()
         database.execute("UPDATE a SET v = 'late'", "UPDATE b SET v = 'in time'")
@@ -468,7 +468,7 @@ def test_a_table_that_catches_up_for_long_does_not_hold_up_the_others(
     with running(settings, spark, destination=shelf) as pipeline:
         # It is copied again, and what was written meanwhile takes forever to catch up on.
         shelf.before_copy = write_late
-        shelf.before_round = hold
+        shelf.before_batch = hold
         pipeline.resync(A)
         assert held.wait(WAIT)
         assert phase_of(pipeline, "a") is Phase.CATCHUP
@@ -508,7 +508,7 @@ def test_many_slow_tables_leave_room_for_the_quick_ones(
             slow.release()
             assert go_on.wait(HOLD)
 
-    shelf.before_round = hold
+    shelf.before_batch = hold
     with running(settings, spark, destination=shelf) as pipeline:
         wait_all_ready(pipeline)
         # Fewer than there are threads for tables that are ready, and more than Spark has cores.

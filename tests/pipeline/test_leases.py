@@ -34,8 +34,8 @@ from tests.pipeline.shelf import Shelf
 from walflow.config import Settings, load_settings
 from walflow.errors import LeaseLost, PipelineInUse, StoreError
 from walflow.model import Lsn, Phase, TableName
-from walflow.pipeline.leasing import LeaseKeeper
 from walflow.pipeline.pipeline import Pipeline
+from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.timing import Timing
 from walflow.stores import open_store
 from walflow.stores.base import Holder, Report
@@ -103,7 +103,7 @@ CHILD = """
 import sys, time
 from walflow.stores.sql import SqlStore
 from walflow.stores.sql_sqlite import SqliteDatabase
-from walflow.pipeline.leasing import LeaseKeeper
+from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.timing import Timing
 from pathlib import Path
 store = SqlStore(SqliteDatabase(Path(sys.argv[1])), "test")
@@ -280,7 +280,7 @@ def test_a_pipeline_that_loses_its_lease_ends_and_leaves_the_store_alone(
         stuck.set()
         go_on.wait(WAIT)
 
-    shelf.before_round = wait
+    shelf.before_batch = wait
     with running(settings, spark, destination=shelf) as pipeline:
         with pytest.raises(PipelineInUse, match=f"process {os.getpid()}"):
             Pipeline(settings, spark=spark, destination=Shelf()).start()

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 LARGE = 4
 SOME = 16
-ROUNDS = 5
+BATCHES = 5
 WINDOWS = 3
 WAIT = 600
 
@@ -128,10 +128,10 @@ def idle_cost(pipeline: Pipeline, database: Database, tables: list[str]) -> floa
     costs = []
     for window in range(WINDOWS):
         before = coordinating_cpu()
-        for number in range(window * ROUNDS, (window + 1) * ROUNDS):
+        for number in range(window * BATCHES, (window + 1) * BATCHES):
             database.execute(f"INSERT INTO {tables[-1]} VALUES ({number}, 'busy')")
             catch_up(pipeline)
-        costs.append((coordinating_cpu() - before) / ROUNDS / (len(tables) - 1))
+        costs.append((coordinating_cpu() - before) / BATCHES / (len(tables) - 1))
     # On a busy machine a window costs more than it needs, and none costs less.
     return min(costs)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from walflow.pipeline.pace import Pace
+from walflow.pipeline.apply.pace import Pace
 
 SEGMENT = 1_000_000
 

@@ -19,11 +19,11 @@ from walflow.errors import (
     TablesSetAside,
 )
 from walflow.model import Lsn, Phase, TableName, TableSchema
-from walflow.pipeline.phases import MOVES, check_move, resumed
-from walflow.pipeline.retrying import Retries, is_of_the_source
-from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.syncing import Postponed, next_pause
-from walflow.pipeline.tables import Tables, TableState
+from walflow.pipeline.state.phases import MOVES, check_move, resumed
+from walflow.pipeline.state.retries import Retries, is_of_the_source
+from walflow.pipeline.state.status import PipelineStatus
+from walflow.pipeline.state.table_states import Tables, TableState
+from walflow.pipeline.table_sync.table_sync import Postponed, next_pause
 from walflow.states import RetryKind, TableReplicationState, stands_at
 from walflow.stores.memory import MemoryStore
 

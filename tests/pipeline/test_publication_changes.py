@@ -19,7 +19,7 @@ from walflow.errors import DestinationForeign, ReservedColumnName, TablesSetAsid
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName, TableSchema
 from walflow.pipeline.pipeline import Pipeline
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.table_states import TableState
 from walflow.stores import open_store
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def test_tables_are_dropped_with_their_sources(
         wait_for(lambda: len(shelf.asked) >= 2, WAIT, "asked", pipeline.check)
         # While that takes its time, the others go on, one comes back, and another takes the
         # place of one.
-        rounds = shelf.rounds[named("steady")]
+        batches = shelf.batches[named("steady")]
         database.execute(
             "ALTER PUBLICATION walflow ADD TABLE b",
             "UPDATE b SET v = 'back' WHERE id = 2",
@@ -371,7 +371,7 @@ def test_tables_are_dropped_with_their_sources(
             "INSERT INTO c VALUES (1, 'another c')",
             "ALTER PUBLICATION walflow ADD TABLE c",
         )
-        wait_for(lambda: shelf.rounds[named("steady")] > rounds + 3, WAIT, "steady goes on")
+        wait_for(lambda: shelf.batches[named("steady")] > batches + 3, WAIT, "steady goes on")
         shelf.go_on.set()
         wait_for(lambda: find(pipeline, "a") is None, WAIT, "a is gone", pipeline.check)
         wait_for(lambda: find(pipeline, "foreign") is None, WAIT, "and foreign", pipeline.check)
@@ -619,7 +619,7 @@ def test_a_table_is_renamed_while_it_catches_up(
     database.execute("CREATE PUBLICATION walflow FOR TABLE steady, free")
     held = {named("a"), named("b"), named("c")}
     shelf, go_on = PositionedShelf(), threading.Event()
-    shelf.before_round = lambda table: _hold(go_on) if table in held else None
+    shelf.before_batch = lambda table: _hold(go_on) if table in held else None
 
     def touch(table: TableName) -> None:
         # Whatever the writer does meanwhile, there is something to catch up on.

@@ -13,7 +13,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT
 from walflow.config import TypeSettings
 from walflow.errors import PublicationChanged, Stopped, TableLocked
-from walflow.pipeline.published import Published
+from walflow.pipeline.publication.published import Published
 from walflow.source.connection import Session, source_errors
 
 WAITING = (

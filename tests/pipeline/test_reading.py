@@ -30,9 +30,9 @@ from walflow.errors import (
     TableRewritten,
 )
 from walflow.failpoints import VARIABLE, set_failpoints
-from walflow.pipeline.connections import Connections
-from walflow.pipeline.reading import CopyReader
-from walflow.pipeline.retrying import is_of_the_source
+from walflow.pipeline.state.retries import is_of_the_source
+from walflow.pipeline.table_sync.copy_connections import Connections
+from walflow.pipeline.table_sync.table_copy import CopyReader
 from walflow.spark.jobs import cancel_jobs
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_an_empty_table_takes_no_connection(reading: Reading) -> None:
                 copy = reader.read(
                     table, snapshot, progress=reading.progress.append, stop=reading.stop
                 )
-                assert (copy.files, copy.rows, copy.exact) == ((), 0, False)
+                assert (copy.files, copy.rows, copy.overflow) == ((), 0, False)
                 assert copy.position == snapshot.position
                 assert reader.finished(table.schema.oid, table.membership) == copy
 

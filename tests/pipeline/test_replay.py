@@ -30,12 +30,12 @@ from tests.source.stream import Row, as_row
 from tests.source.test_values_both_ways import AS_PRINTED, EXTENSION_TYPES, HELD, MAKE_TYPES
 from walflow.config import TypeSettings
 from walflow.model import quote_identifier
-from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
-from walflow.source.copy import copy_query, snapshot_session
-from walflow.source.ranges import copy_ranges
-from walflow.source.snapshot import keep_snapshot
-from walflow.source.wire import Replication
+from walflow.source.copy.range_copy import copy_query, snapshot_session
+from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.snapshot import keep_snapshot
+from walflow.source.stream.replication_connection import Replication
 from walflow.testing.postgres import EmbeddedPostgres
 
 LONG = bool(os.environ.get("WALFLOW_LONG"))
@@ -347,7 +347,7 @@ def replay(
     replayer = Replayer(published.schema, copied)
     assert len(found) <= 1
     for schema, row in next(iter(found.values()), []):
-        assert schema.same_form(published.schema)
+        assert schema.same_schema(published.schema)
         replayer.replay([row])
         seen.update([row["_change_type"], *(c for c in ("_old", "_unchanged", "_exact") if row[c])])
     seen["copied"] += len(copied)
@@ -399,8 +399,8 @@ def assert_texts(
     ours: Counter[tuple[object, ...]] = Counter()
     for values_, count in rows.items():
         cells = [
-            _told(column.spark_type, value, exact)
-            for column, (value, exact) in zip(columns, values_, strict=True)
+            _told(column.spark_type, value, overflow)
+            for column, (value, overflow) in zip(columns, values_, strict=True)
         ]
         ours[tuple(cells)] += count
     assert ours == theirs
@@ -415,10 +415,10 @@ def _expected(spark: str, raw: bytes) -> object:
     return "not compared here"
 
 
-def _told(spark: str, value: object, exact: str | None) -> object:
-    if value is None and exact is None:
+def _told(spark: str, value: object, overflow: str | None) -> object:
+    if value is None and overflow is None:
         return None
     if spark.startswith("decimal"):
-        number = Decimal(exact) if exact is not None else value
+        number = Decimal(overflow) if overflow is not None else value
         return "NaN" if isinstance(number, Decimal) and number.is_nan() else number
     return value if spark in _INDEPENDENT else "not compared here"

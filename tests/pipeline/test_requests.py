@@ -47,7 +47,7 @@ class Breakable:
     def __init__(self, shelf: Shelf, table: TableName) -> None:
         self.broken = threading.Event()
         self._table = table
-        shelf.before_round = shelf.before_copy = self._check
+        shelf.before_batch = shelf.before_copy = self._check
 
     def _check(self, table: TableName) -> None:
         if table == self._table and self.broken.is_set():

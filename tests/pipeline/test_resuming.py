@@ -21,7 +21,7 @@ from tests.pipeline.capturing import Capture
 from tests.pipeline.reading import Reading, rows_of
 from walflow.errors import FailpointReached
 from walflow.failpoints import set_failpoints
-from walflow.pipeline import mending
+from walflow.pipeline.table_sync import copy_resume
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -410,8 +410,8 @@ def test_a_form_that_ended_before_the_first_snapshot(lagging: Reading) -> None:
 def test_after_very_many_changes_only_the_older_part_is_read_again(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mending, "_FEW_KEYS", 20)
-    monkeypatch.setattr(mending, "_MANY_KEYS", 20)
+    monkeypatch.setattr(copy_resume, "_FEW_KEYS", 20)
+    monkeypatch.setattr(copy_resume, "_MANY_KEYS", 20)
     reading.execute(*DOCUMENTS)
     finished = break_off(reading, "documents", 5)
     reading.execute("UPDATE documents SET pad = 'y' WHERE tenant = 1")
@@ -463,14 +463,14 @@ def test_whatever_happens_between_the_snapshots(reading: Reading) -> None:
     """Rows of few keys, so that they meet; after each stretch any part has been read."""
     table = iter(range(1_000_000))
 
-    @hypothesis.given(stretches=STRETCHES)
+    @hypothesis.given(slices=STRETCHES)
     @hypothesis.settings(
         max_examples=int(os.environ.get("WALFLOW_TEST_EXAMPLES", "4")),
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    def check(stretches: list[tuple[list[tuple[str, int, int]], int]]) -> None:
+    def check(slices: list[tuple[list[tuple[str, int, int]], int]]) -> None:
         name = f"t{next(table)}"
         reading.execute(
             f"CREATE TABLE {name} (id int PRIMARY KEY, pad text, doc text)",
@@ -480,7 +480,7 @@ def test_whatever_happens_between_the_snapshots(reading: Reading) -> None:
         )
         with reading.snapshot() as snapshot:
             reading.read(name, snapshot)
-        for operations, seed in stretches:
+        for operations, seed in slices:
             forget(reading, name, 0.7, seed)
             reading.execute(
                 "SELECT 1", *(text.format(one, two, t=name) for text, one, two in operations)

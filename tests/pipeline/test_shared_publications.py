@@ -14,9 +14,9 @@ from tests.destinations.reference import reading_session
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT, running, settings_for
 from walflow.config import Settings
-from walflow.pipeline.dropping import Remains, drop_pipeline, find_remains
-from walflow.pipeline.known import forget
-from walflow.source.publication import create_publication
+from walflow.pipeline.drop import Remains, drop_pipeline, find_remains
+from walflow.pipeline.state.pipeline_notes import forget
+from walflow.source.catalog.publication import create_publication
 from walflow.stores import open_store
 
 if TYPE_CHECKING:

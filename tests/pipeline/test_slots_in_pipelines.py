@@ -226,7 +226,7 @@ def test_a_running_pipeline_makes_a_new_slot(
             copying.set()
             go_on.wait(HOLD)
 
-    shelf.before_round, shelf.before_copy = refuse, linger
+    shelf.before_batch, shelf.before_copy = refuse, linger
     with running(settings, spark, destination=shelf) as pipeline:
         broken.set()
         source.execute("UPDATE b SET v = 'refused'")

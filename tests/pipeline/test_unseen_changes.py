@@ -126,7 +126,7 @@ def test_a_table_that_leaves_is_complete_up_to_there(
             at_work.add(table.name)
             assert go_on.wait(HOLD)
 
-    shelf.before_round = hold
+    shelf.before_batch = hold
     with running(settings, spark, destination=shelf) as pipeline:
         # One round is being applied, and what comes then waits.
         database.execute(*(f"UPDATE {table} SET v = 'first'" for table in leaving))
@@ -183,7 +183,7 @@ def test_a_table_that_leaves_while_nobody_runs_is_complete_up_to_there(
         if table.name == "flaky" and next(failures, None) is not None:
             raise DestinationError("not now")
 
-    shelf.before_round = fail_twice
+    shelf.before_batch = fail_twice
     with running(settings, spark, destination=shelf) as pipeline:
         assert_follows(pipeline, shelf, database, "steady", "replaced", "came_back")
     assert len(on_shelf(shelf, "altered") or ()) == 5

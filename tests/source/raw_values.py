@@ -14,10 +14,9 @@ import numpy as np
 
 from walflow.config import TypeSettings
 from walflow.model import Column, quote_identifier
-from walflow.source.cells import Cells, pad
-from walflow.source.connection import Session
-from walflow.source.types import TypeCatalog
-from walflow.source.values import (
+from walflow.source.catalog.types import TypeCatalog
+from walflow.source.codec.cells import Cells, pad
+from walflow.source.codec.values import (
     Converted,
     arrow_type,
     copy_expression,
@@ -25,6 +24,7 @@ from walflow.source.values import (
     from_text,
     spark_type,
 )
+from walflow.source.connection import Session
 
 Raw = bytes | None
 
@@ -94,7 +94,7 @@ class Seen:
 
     column: Column
     values: list[object]
-    exact: list[str | None]
+    overflow: list[str | None]
     texts: list[str | None]
 
 
@@ -115,18 +115,18 @@ def seen_both_ways(
             converted.values.validate(full=True)
             assert converted.values.type == arrow_type(column.spark_type), column
         assert plain(by_text) == plain(by_binary), column
-        values, exact = plain(by_text)
-        seen[column.name] = Seen(column, values, exact, decoded(text))
+        values, overflow = plain(by_text)
+        seen[column.name] = Seen(column, values, overflow, decoded(text))
     return seen
 
 
 def plain(converted: Converted) -> tuple[list[object], list[str | None]]:
     """Python values that compare as they are: NaN is written out."""
     values = [comparable(value) for value in converted.values.to_pylist()]
-    if converted.exact is None:
+    if converted.overflow is None:
         return values, [None] * len(values)
-    assert converted.exact.null_count < len(values), "an exact column without any text"
-    return values, converted.exact.to_pylist()
+    assert converted.overflow.null_count < len(values), "an exact column without any text"
+    return values, converted.overflow.to_pylist()
 
 
 def comparable(value: object) -> object:

@@ -18,13 +18,13 @@ import numpy as np
 from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.model import Lsn, TableSchema
-from walflow.source.catalog import describe_relation
-from walflow.source.cells import pad
+from walflow.source.catalog.published_tables import describe_relation
+from walflow.source.catalog.types import TypeCatalog
+from walflow.source.codec.cells import pad
 from walflow.source.connection import Session
-from walflow.source.frames import Frames
-from walflow.source.pgoutput import Decoded, Decoder, Describe
-from walflow.source.relation import Relation
-from walflow.source.types import TypeCatalog
+from walflow.source.stream.frames import Frames
+from walflow.source.stream.pgoutput import Decoded, Decoder, Describe
+from walflow.source.stream.relation import Relation
 
 Row = dict[str, Any]
 
@@ -121,7 +121,7 @@ def check_stats(stats: Any, rows: list[Row]) -> None:
     assert stats.truncates == kinds.count("truncate")
     assert stats.key_changes == sum(row["_old"] is not None for row in rows)
     assert stats.unchanged == any(row["_unchanged"] for row in rows)
-    assert stats.exact == any(row["_exact"] for row in rows)
+    assert stats.overflow == any(row["_exact"] for row in rows)
     last = [(r["_lsn"], r["_seq"]) for r in rows if r["_change_type"] == "truncate"]
     assert stats.last_truncate == (last[-1] if last else None)
 

@@ -12,17 +12,17 @@ from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.errors import NoSelectRight, PublicationMissing, ReservedColumnName
 from walflow.model import Lsn, ReplicaIdentity, TableName
-from walflow.source.attributes import missing_array
-from walflow.source.catalog import (
+from walflow.source.catalog.attributes import missing_array
+from walflow.source.catalog.publication import Publication, read_publication
+from walflow.source.catalog.published_tables import (
     RESERVED_COLUMNS,
     PublishedTable,
     describe_relation,
     published_tables,
 )
+from walflow.source.catalog.types import TypeCatalog
 from walflow.source.connection import connect
-from walflow.source.publication import Publication, read_publication
-from walflow.source.relation import Relation, RelationColumn, parse_relation
-from walflow.source.types import TypeCatalog
+from walflow.source.stream.relation import Relation, RelationColumn, parse_relation
 
 
 def published(database: Database, name: str = "walflow") -> dict[str, PublishedTable]:
@@ -120,14 +120,14 @@ def test_the_stream_and_the_catalog_describe_tables_alike(any_database: Database
             assert described == table.schema
             later = describe_relation(*said, Lsn(77), slot=slot)
             assert later.version == 77
-            assert later.same_form(described)
+            assert later.same_schema(described)
             assert describe_relation(*said, before=described) == described
     with connect(any_database.replicator(), application_name="t") as connection:
         # The column that was dropped could be any of them.
         unknown = describe_relation(
             connection, relations["by_key"], TypeCatalog(connection), TypeSettings()
         )
-    assert {column.position for column in unknown.columns} == {0}
+    assert {column.attnum for column in unknown.columns} == {0}
     assert not unknown.filenodes
 
 
@@ -145,7 +145,7 @@ def test_a_relation_that_is_long_gone_can_still_be_described(any_database: Datab
         schema = describe_relation(connection, relation, TypeCatalog(connection), TypeSettings())
     assert schema.key == ("id",)
     assert [column.spark_type for column in schema.columns] == ["int", "string"]
-    assert [column.position for column in schema.columns] == [0, 0]
+    assert [column.attnum for column in schema.columns] == [0, 0]
 
 
 def test_partitions_published_one_by_one(any_database: Database) -> None:
@@ -198,7 +198,7 @@ def test_generated_columns_are_left_out(any_database: Database) -> None:
     )
     schema = published(any_database)["t"].schema
     assert schema.column_names == ("id", "z")
-    assert [column.position for column in schema.columns] == [1, 3]
+    assert [column.attnum for column in schema.columns] == [1, 3]
 
 
 def test_generated_columns_are_there_if_18_publishes_them(any_database: Database) -> None:
@@ -385,7 +385,7 @@ def test_a_column_that_takes_one_of_our_names_in_the_stream(any_database: Databa
         other = describe_relation(connection, taken, types, TypeSettings())
     assert schema.column_names == ("~_lsn", "x")
     assert schema.key == ("~_lsn",)
-    assert [column.position for column in schema.columns] == [1, 2]
+    assert [column.attnum for column in schema.columns] == [1, 2]
     assert [column.nullable for column in schema.columns] == [False, True]
     assert other.column_names == ("~~_lsn", "x", "~_lsn")
     assert other.key == ("~~_lsn",)
@@ -553,9 +553,9 @@ def test_messages_are_described_late(any_database: Database) -> None:
                 connection, relation, types, TypeSettings(), before=form, slot=slot
             )
             described.append(form)
-            if not all(column.position for column in form.columns):
+            if not all(column.attnum for column in form.columns):
                 break
-    columns = [[(c.position, c.name) for c in form.columns] for form in described]
+    columns = [[(c.attnum, c.name) for c in form.columns] for form in described]
     assert columns == [
         [(1, "id"), (2, "a"), (3, "b"), (4, "z")],
         [(1, "b"), (2, "c"), (3, "a"), (4, "z")],

@@ -15,12 +15,12 @@ from walflow.checks.findings import Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
 from walflow.errors import NoSelectRight
-from walflow.source.catalog import PublishedTable
+from walflow.source.catalog.preflight import preflight
+from walflow.source.catalog.published_tables import PublishedTable
+from walflow.source.catalog.survey import survey_tables
 from walflow.source.connection import Session, connect
-from walflow.source.keyed import Place, keyed_queries
-from walflow.source.preflight import preflight
-from walflow.source.ranges import copy_ranges
-from walflow.source.survey import survey_tables
+from walflow.source.copy.key_reads import Place, keyed_queries
+from walflow.source.copy.ranges import copy_ranges
 
 PEOPLE = (
     'CREATE TABLE people (id int PRIMARY KEY, "the name" text, secret text)',

@@ -9,9 +9,9 @@ import pytest
 
 from tests.conftest import Database
 from walflow.config import TypeSettings
-from walflow.source.catalog import published_tables
+from walflow.source.catalog.publication_watch import publication_fingerprint
+from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import connect
-from walflow.source.watch import publication_fingerprint
 from walflow.states import Gap, Membership
 
 PARTITIONED = (
@@ -273,8 +273,8 @@ def test_tables_that_were_unlogged_for_a_time(any_database: Database) -> None:
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
         "CREATE PUBLICATION walflow FOR ALL TABLES WITH (publish_via_partition_root)",
     )
-    upkeep = ("VACUUM FULL {t}", "TRUNCATE {t}", "CLUSTER {t} USING {t}_pkey", "VACUUM {t}")
-    assert continues(any_database, "t", *(sql.format(t="t") for sql in upkeep))
+    maintenance = ("VACUUM FULL {t}", "TRUNCATE {t}", "CLUSTER {t} USING {t}_pkey", "VACUUM {t}")
+    assert continues(any_database, "t", *(sql.format(t="t") for sql in maintenance))
     assert continues(any_database, "p", "VACUUM FULL p1", "TRUNCATE p")
     for table, relation in (("t", "t"), ("narrow", "narrow"), ("p", "p1")):
         statements = [sql.format(t=relation) for sql in UNLOGGED_MEANWHILE]

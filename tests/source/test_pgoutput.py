@@ -21,9 +21,9 @@ from tests.source.stream import (
 from walflow.errors import NoReplicaIdentity, ProtocolError
 from walflow.model import Lsn, ReplicaIdentity
 from walflow.source.connection import Session, connect
-from walflow.source.frames import LIVE_HEADER, FrameBuffer
-from walflow.source.pgoutput import Decoder
-from walflow.source.wire import Replication, output_options
+from walflow.source.stream.frames import LIVE_HEADER, FrameBuffer
+from walflow.source.stream.pgoutput import Decoder
+from walflow.source.stream.replication_connection import Replication, output_options
 
 BIG = 40_000
 

@@ -24,10 +24,10 @@ from walflow.errors import (
     WalflowError,
     WalLevelNotLogical,
 )
+from walflow.source.catalog.preflight import Preflight, preflight
+from walflow.source.catalog.publication import create_publication
+from walflow.source.catalog.server import read_server
 from walflow.source.connection import connect
-from walflow.source.preflight import Preflight, preflight
-from walflow.source.publication import create_publication
-from walflow.source.server import read_server
 from walflow.testing.postgres import EmbeddedPostgres
 
 TABLES = (

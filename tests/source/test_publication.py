@@ -10,8 +10,7 @@ import pytest
 from tests.conftest import Database
 from walflow.errors import SourceError
 from walflow.model import Lsn
-from walflow.source.connection import connect
-from walflow.source.publication import (
+from walflow.source.catalog.publication import (
     chosen_publication,
     create_publication,
     drop_publication,
@@ -19,7 +18,8 @@ from walflow.source.publication import (
     made_by_walflow,
     other_users,
 )
-from walflow.source.wire import Replication
+from walflow.source.connection import connect
+from walflow.source.stream.replication_connection import Replication
 
 NAME = 'Odd "name'
 PIPELINE = "o'clock \\ 100%"

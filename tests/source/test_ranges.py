@@ -6,9 +6,9 @@ from collections import Counter
 
 from tests.conftest import Database
 from walflow.config import TypeSettings
-from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
-from walflow.source.ranges import CopyRange, copy_ranges
+from walflow.source.copy.ranges import CopyRange, copy_ranges
 
 WIDE = "CREATE TABLE big AS SELECT n AS id, repeat('x', 300) AS pad FROM generate_series(1, {}) n"
 

@@ -14,10 +14,10 @@ from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from walflow.errors import ConnectionLost, SlotForeign, SlotInUse, SlotLost, SourceError
 from walflow.model import Lsn
+from walflow.source.catalog.preflight import Preflight, preflight
 from walflow.source.connection import connect
-from walflow.source.preflight import Preflight, preflight
-from walflow.source.slots import check_slot, drop_slot, read_slot, slot_loss
-from walflow.source.wire import Replication
+from walflow.source.stream.replication_connection import Replication
+from walflow.source.stream.slots import check_slot, drop_slot, read_slot, slot_loss
 from walflow.testing.postgres import EmbeddedPostgres, available_versions
 
 

@@ -10,7 +10,7 @@ from psycopg import sql
 from tests.conftest import Database
 from walflow.errors import SnapshotLost
 from walflow.source.connection import Session, connect
-from walflow.source.snapshot import SnapshotKeeper, keep_snapshot
+from walflow.source.copy.snapshot import SnapshotKeeper, keep_snapshot
 
 
 def make_slot(database: Database, uri: str) -> SnapshotKeeper:

@@ -24,13 +24,13 @@ from walflow.checks.findings import Finding
 from walflow.checks.performing import perform
 from walflow.config import Settings, TypeSettings, load_settings
 from walflow.errors import AuthenticationFailed, CannotConnect, ConfigError, SourceError, Stopped
-from walflow.pipeline.published import Published
-from walflow.source.catalog import published_tables
+from walflow.pipeline.publication.published import Published
+from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import Session, connect, source_errors
-from walflow.source.copy import copy_query, snapshot_session
-from walflow.source.ranges import copy_ranges
-from walflow.source.snapshot import keep_snapshot
-from walflow.source.wire import Replication
+from walflow.source.copy.range_copy import copy_query, snapshot_session
+from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.snapshot import keep_snapshot
+from walflow.source.stream.replication_connection import Replication
 from walflow.stores.sql import SqlStore
 from walflow.stores.sql_postgres import PostgresDatabase
 from walflow.testing.postgres import EmbeddedPostgres, available_versions

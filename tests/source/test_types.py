@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Database
+from walflow.source.catalog.types import TypeCatalog
 from walflow.source.connection import Session, connect
-from walflow.source.types import TypeCatalog
 
 INT4, TEXT, NUMERIC, BOX = 23, 25, 1700, 603
 TEXT_ARRAY, NUMERIC_ARRAY = 1009, 1231

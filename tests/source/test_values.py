@@ -13,9 +13,15 @@ from tests.source.raw_values import Raw, cells_of, plain
 from walflow.config import TypeSettings
 from walflow.errors import ProtocolError
 from walflow.model import Column, PgType
-from walflow.source.cells import Cells
-from walflow.source.decimals import declared_decimal
-from walflow.source.values import arrow_type, copy_expression, from_binary, from_text, spark_type
+from walflow.source.codec.cells import Cells
+from walflow.source.codec.decimals import declared_decimal
+from walflow.source.codec.values import (
+    arrow_type,
+    copy_expression,
+    from_binary,
+    from_text,
+    spark_type,
+)
 
 INT4 = PgType("integer", 23, 23)
 TEXT = PgType("text", 25, 25)
@@ -114,7 +120,7 @@ def test_columns_without_rows_or_without_values(kind: Column, convert: object) -
     converted = convert(kind, nulls)
     converted.values.validate(full=True)
     assert converted.values.type == arrow_type(kind.spark_type)
-    assert (converted.values.null_count, converted.exact) == (3, None)
+    assert (converted.values.null_count, converted.overflow) == (3, None)
 
 
 @pytest.mark.parametrize("digits", range(36, 64))
@@ -122,19 +128,19 @@ def test_columns_without_rows_or_without_values(kind: Column, convert: object) -
 def test_arrow_never_overflows_into_a_wrong_decimal(digits: int, scale: int) -> None:
     for first in "123456789":
         text = first + "9" * (digits - 1)
-        values, exact = plain(
+        values, overflow = plain(
             from_text(column(1700, f"decimal(38,{scale})"), cells_of([text.encode(), b"1"]))
         )
         held = digits + scale <= 38
         assert values == [Decimal(text) if held else None, Decimal(1)]
-        assert exact == [None if held else text, None]
+        assert overflow == [None if held else text, None]
 
 
 def test_zeros_behind_the_scale_do_not_make_a_value_unheld() -> None:
     texts: list[Raw] = [b"1." + b"0" * 60, b"-0.50" + b"0" * 40, b"0." + b"0" * 18 + b"1", b"0.00"]
-    values, exact = plain(from_text(column(1700, "decimal(38,18)"), cells_of(texts)))
+    values, overflow = plain(from_text(column(1700, "decimal(38,18)"), cells_of(texts)))
     assert values == [Decimal(1), Decimal("-0.5"), None, Decimal(0)]
-    assert exact == [None, None, "0." + "0" * 18 + "1", None]
+    assert overflow == [None, None, "0." + "0" * 18 + "1", None]
 
 
 def test_doubles_keep_the_text_only_of_numbers_they_do_not_hold() -> None:
@@ -156,14 +162,14 @@ def test_doubles_keep_the_text_only_of_numbers_they_do_not_hold() -> None:
     }
     # With and without the texts that are past the range, which take another way.
     for texts in ([text for text in cases if len(text) < 100], list(cases)):
-        values, exact = plain(
+        values, overflow = plain(
             from_text(column(1700, "double"), cells_of([*(text.encode() for text in texts), None]))
         )
-        for text, value, kept in zip(texts, values, exact, strict=False):
+        for text, value, kept in zip(texts, values, overflow, strict=False):
             nearest, held = cases[text]
             assert value == (None if nearest is None else repr(nearest)), text
             assert kept == (None if held else text), text
-        assert (values[-1], exact[-1]) == (None, None)
+        assert (values[-1], overflow[-1]) == (None, None)
 
 
 def test_a_text_in_another_date_style_is_an_error_not_a_clamp() -> None:
@@ -179,26 +185,26 @@ def test_some_rows_of_a_column() -> None:
     cells = cells_of([b"10", None, b"30", b"-4"]).take(np.array([1, 3]))
     assert plain(from_text(column(23, "int"), cells))[0] == [None, -4]
     texts = cells_of([b"infinity", b"2024-02-29", None]).take(np.array([True, True, False]))
-    values, exact = plain(from_text(column(1082, "date"), texts))
+    values, overflow = plain(from_text(column(1082, "date"), texts))
     assert values == [datetime.date(9999, 12, 31), datetime.date(2024, 2, 29)]
-    assert exact == ["infinity", None]
+    assert overflow == ["infinity", None]
 
 
 def test_a_delimiter_that_also_stands_in_bounds() -> None:
     odd = Column("c", PgType("odd[]", 90_000, 90_000, element=TEXT, delimiter=":"), "array<string>")
-    values, exact = plain(
+    values, overflow = plain(
         from_text(odd, cells_of([b"{a:b}", b'[2:3]={"x:y":NULL}', b"{}", b"[-1:-1]={z}"]))
     )
     assert values == [["a", "b"], ["x:y", None], [], ["z"]]
-    assert exact == [None, '[2:3]={"x:y":NULL}', None, "[-1:-1]={z}"]
+    assert overflow == [None, '[2:3]={"x:y":NULL}', None, "[-1:-1]={z}"]
 
 
 def test_large_values() -> None:
     big = b"x" * (1 << 20)
     text = column(1009, "array<string>", element=TEXT)
-    values, exact = plain(from_text(text, cells_of([b'{"' + big + b'\\\\",b}', None, b"{}"])))
+    values, overflow = plain(from_text(text, cells_of([b'{"' + big + b'\\\\",b}', None, b"{}"])))
     assert values == [[(big + b"\\").decode(), "b"], None, []]
-    assert exact == [None, None, None]
+    assert overflow == [None, None, None]
     assert plain(from_text(column(17, "binary"), cells_of([b"\\x" + big.hex().encode()])))[0] == [
         big
     ]

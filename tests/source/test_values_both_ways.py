@@ -21,8 +21,8 @@ from tests.source.raw_values import (
 )
 from walflow.config import TypeSettings
 from walflow.model import Column, PgType
+from walflow.source.codec.values import copy_expression, from_binary, from_text, spark_type
 from walflow.source.connection import Session, connect
-from walflow.source.values import copy_expression, from_binary, from_text, spark_type
 
 UTC = datetime.UTC
 NAN, INFINITY = float("nan"), float("inf")
@@ -313,14 +313,14 @@ def test_values_that_have_a_type_of_their_own(session: Session) -> None:
         filled(session, f"t{number}", case.type, list(case.values))
         seen = seen_both_ways(session, f"t{number}")["v"]
         assert seen.column.spark_type == case.spark, case
-        assert (seen.values[-1], seen.exact[-1]) == (None, None), case
+        assert (seen.values[-1], seen.overflow[-1]) == (None, None), case
         for row, (literal, expected) in enumerate(case.values.items()):
             told = (case.type, literal)
             if isinstance(expected, Unheld):
                 assert seen.values[row] == comparable(expected.value), told
-                assert seen.exact[row] == seen.texts[row], told
+                assert seen.overflow[row] == seen.texts[row], told
             else:
-                assert seen.exact[row] is None, told
+                assert seen.overflow[row] is None, told
                 # None: that both ways agree is all that is asked.
                 assert expected is None or seen.values[row] == comparable(expected), told
 
@@ -353,7 +353,7 @@ def test_all_other_types_are_text_as_postgres_prints_it(session: Session) -> Non
         seen = seen_both_ways(session, f"t{number}")["v"]
         assert seen.column.spark_type == "string", kind
         assert seen.values == seen.texts, kind
-        assert seen.exact == [None] * len(seen.texts), kind
+        assert seen.overflow == [None] * len(seen.texts), kind
         assert [value is None for value in seen.values] == [False] * len(literals) + [True], kind
 
 
@@ -422,17 +422,17 @@ def test_settings_of_numeric(database: Database, setting: str) -> None:
         seen = seen_both_ways(session, "n", settings)["v"]
         many = seen_both_ways(session, "many", settings)["v"]
     assert many.values == [seen.values[:-1], None]
-    assert (many.exact[0] is None) == (seen.exact == [None] * len(seen.exact))
+    assert (many.overflow[0] is None) == (seen.overflow == [None] * len(seen.overflow))
     if setting == "string":
         assert seen.values == seen.texts
     elif setting == "double":
         expected = [repr(float(literal)) for literal in literals]
         assert seen.values == [*expected, None]
-        assert seen.exact == [None] * 6 + ["9" * 40, None, None]
+        assert seen.overflow == [None] * 6 + ["9" * 40, None, None]
     else:
         unheld = [
             literals.index(text) for text in ("NaN", "-Infinity", "123456789.01", "1e-30", "9" * 40)
         ]
         held = [None if row in unheld else Decimal(text) for row, text in enumerate(literals)]
         assert seen.values == [*held, None]
-        assert [row for row, text in enumerate(seen.exact) if text] == unheld
+        assert [row for row, text in enumerate(seen.overflow) if text] == unheld

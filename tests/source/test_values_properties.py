@@ -103,10 +103,10 @@ def test_arrays(session: Session, kind: str, data: st.DataObject) -> None:
     ours = seen(session)
     elements: list[str | None] = []
     values: list[object] = []
-    for value, exact, text, (flat, held) in zip(
-        ours.values, ours.exact, ours.texts, theirs, strict=True
+    for value, overflow, text, (flat, held) in zip(
+        ours.values, ours.overflow, ours.texts, theirs, strict=True
     ):
-        assert exact == (None if held or text is None else text)
+        assert overflow == (None if held or text is None else text)
         assert (value is None) == (text is None)
         if isinstance(value, list):
             assert len(value) == len(flat or [])
@@ -162,11 +162,11 @@ def test_numerics_with_a_precision(
     table_of(session, kind, f"%s::{kind}", [(text,) for text in texts])
     ours = seen(session)
     assert ours.column.spark_type == spark
-    for value, exact, text in zip(ours.values, ours.exact, ours.texts, strict=True):
+    for value, overflow, text in zip(ours.values, ours.overflow, ours.texts, strict=True):
         if text is None or text == "NaN":
-            assert (value, exact) == (None, text)
+            assert (value, overflow) == (None, text)
         else:
-            assert (value, exact) == (Decimal(text), None)
+            assert (value, overflow) == (Decimal(text), None)
 
 
 @few
@@ -188,13 +188,13 @@ def test_numerics_without_a_precision(session: Session, texts: list[str | None])
         "SELECT scale(trim_scale(v)) <= 18 AND abs(v) < 1e20 FROM t ORDER BY ctid"
     ).fetchall()
     ours = seen(session)
-    for value, exact, text, (held,) in zip(
-        ours.values, ours.exact, ours.texts, theirs, strict=True
+    for value, overflow, text, (held,) in zip(
+        ours.values, ours.overflow, ours.texts, theirs, strict=True
     ):
         if text is not None and held:
-            assert (value, exact) == (Decimal(text), None)
+            assert (value, overflow) == (Decimal(text), None)
         else:
-            assert (value, exact) == (None, text)
+            assert (value, overflow) == (None, text)
 
 
 @few
@@ -211,11 +211,11 @@ def test_numerics_without_a_precision(session: Session, texts: list[str | None])
 def test_numerics_as_doubles(session: Session, texts: list[str]) -> None:
     table_of(session, "numeric", "%s::numeric", [(text,) for text in texts])
     ours = seen(session, TypeSettings(numeric="double"))
-    for value, exact, text in zip(ours.values, ours.exact, ours.texts, strict=True):
+    for value, overflow, text in zip(ours.values, ours.overflow, ours.texts, strict=True):
         assert text is not None
         assert value == repr(float(text))
         held = Decimal(repr(float(text))) == Decimal(text)
-        assert exact == (None if held else text)
+        assert overflow == (None if held else text)
 
 
 _TIME = "'2000-01-01 00:00:00+00'::timestamptz + %s * interval '1 day' + %s * interval '1 us'"
@@ -250,14 +250,14 @@ def test_moments(session: Session, kind: str, data: st.DataObject) -> None:
         " FROM t ORDER BY ctid"
     ).fetchall()
     ours = seen(session)
-    for value, exact, text, (held, late, micros) in zip(
-        ours.values, ours.exact, ours.texts, theirs, strict=True
+    for value, overflow, text, (held, late, micros) in zip(
+        ours.values, ours.overflow, ours.texts, theirs, strict=True
     ):
         if text is None:
-            assert (value, exact) == (None, None)
+            assert (value, overflow) == (None, None)
             continue
         assert isinstance(value, datetime.date)
-        assert exact == (None if held else text)
+        assert overflow == (None if held else text)
         at = value if isinstance(value, datetime.datetime) else _midnight(value)
         if held:
             since = at.replace(tzinfo=datetime.UTC) - datetime.datetime(

@@ -22,13 +22,13 @@ from tests.destinations.test_lake_views import (
     VIEW,
     Lake,
     insert_update_delete,
-    pictured,
+    shown_in_cut,
     truncate,
 )
 from tests.spark.rest_catalog import serving_catalog
 from walflow.destinations.iceberg.columnar import IcebergTable
 from walflow.destinations.iceberg.tables import make_namespace
-from walflow.destinations.lake.pictures import progress_table
+from walflow.destinations.lake.consistent_cuts import progress_table
 from walflow.evolution import evolution
 from walflow.model import TableName
 from walflow.spark.jars import Package, find_jars
@@ -88,43 +88,43 @@ def test_from_the_copy_to_the_end(
 ) -> None:
     lake = Lake(spark, tmp_path, VIEW, options)
     lake.fill()
-    lake.round(insert_update_delete)
+    lake.batch(insert_update_delete)
     lake.fold()
     lake.check()
-    lake.round(truncate)
+    lake.batch(truncate)
     assert lake.is_viewed()
-    assert len(pictured(lake)) == len(lake.source.rows)
+    assert len(shown_in_cut(lake)) == len(lake.source.rows)
 
-    change_form(lake)
-    lake.round(lambda s: s.update(s.find(id=1), text="renamed", extra=1))
+    change_schema(lake)
+    lake.batch(lambda s: s.update(s.find(id=1), text="renamed", extra=1))
 
     lake.start(MERGE)
     lake.check()
     assert not lake.is_viewed()
     commit = Mock(wraps=IcebergTable.commit)
     monkeypatch.setattr(IcebergTable, "commit", lambda *given: commit(*given))
-    lake.round(lambda s: s.update(s.find(id=1), id=20, text="x"))
+    lake.batch(lambda s: s.update(s.find(id=1), id=20, text="x"))
     assert commit.call_count == 1, "the round was left to Spark"
 
     schema = lake.source.schema
     assert lake.destination.rename_table(schema, OTHER)
     lake.source.schema = schema = replace(schema, name=OTHER)
     lake.check()
-    pictures = progress_table(OWNER.pipeline)
-    assert lake.destination.own_tables() == [pictures, OTHER]
+    cuts = progress_table(OWNER.pipeline)
+    assert lake.destination.own_tables() == [cuts, OTHER]
     lake.destination.drop_table(schema)
-    assert lake.destination.own_tables() == [pictures]
+    assert lake.destination.own_tables() == [cuts]
     assert not list(lake.warehouse.glob("public/**/*.parquet"))
     lake.destination.shutdown()
 
 
-def change_form(lake: Lake) -> None:
+def change_schema(lake: Lake) -> None:
     """One column gets another name, one is new."""
     before = replace(KEYED, filenodes=frozenset({1}))
     columns = {column.name: column for column in before.columns}
     renamed, new = (
         replace(columns["a"], name="text"),
-        replace(columns["n"], name="extra", position=9),
+        replace(columns["n"], name="extra", attnum=9),
     )
     after = replace(before, columns=(columns["id"], renamed, columns["b"], columns["n"], new))
     lake.destination.change_table(evolution(before, after, trust_rewrites=False))

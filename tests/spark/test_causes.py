@@ -8,7 +8,7 @@ import pytest
 
 from walflow.destinations.lake.spark_errors import as_our_errors
 from walflow.errors import DestinationError, TableLocked
-from walflow.pipeline.retrying import first_line
+from walflow.pipeline.state.retries import first_line
 from walflow.spark.causes import cause_of
 
 TASK = """An error occurred while calling o81.sql.

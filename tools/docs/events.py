@@ -9,7 +9,7 @@ from walflow.changelog.parquet import META_COLUMNS
 from walflow.model import ChangeType, Column, PgType, ReplicaIdentity, TableName, TableSchema
 from walflow.spark.changes import changes_schema
 from walflow.spark.net import net_changes
-from walflow.spark.net_copies import exploded_copies
+from walflow.spark.net_keyless import exploded_copies
 
 __all__ = ["events_page"]
 

@@ -8,7 +8,7 @@ import textwrap
 
 from tools.docs.markdown import code, said, table
 from walflow.model import Phase
-from walflow.pipeline.phases import FOLLOWED, MOVES, resumed
+from walflow.pipeline.state.phases import FOLLOWED, MOVES, resumed
 from walflow.states import RetryKind
 
 __all__ = ["attribute_texts", "phases_page"]

@@ -31,7 +31,7 @@ from walflow.errors import NoReplicaIdentity
 from walflow.model import Phase
 from walflow.testing.postgres import EmbeddedPostgres
 
-_PICTURES = Path(__file__).parents[2] / "docs" / "assets"
+_CUTS = Path(__file__).parents[2] / "docs" / "assets"
 _WALFLOW = Path(sys.executable).parent / "walflow"
 _COLUMNS, _LINES = 96, 34
 _SECONDS = 180
@@ -52,7 +52,7 @@ ANALYZE;
 
 def main() -> None:
     """Makes all of them; takes a minute or two."""
-    _PICTURES.mkdir(parents=True, exist_ok=True)
+    _CUTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="wf") as folder:
         # A server that root starts runs as another user.
         Path(folder).chmod(0o755)
@@ -203,7 +203,7 @@ def _draw(name: str, title: str, shown: str, plain: Mapping[str, str]) -> None:
     svg = console.export_svg(title=title, unique_id=Path(name).stem)
     # Fonts from elsewhere would be asked for by every reader.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    (_PICTURES / name).write_text(svg, encoding="utf-8")
+    (_CUTS / name).write_text(svg, encoding="utf-8")
     print(f"{name}: {len(svg) // 1024} KiB")
 
 

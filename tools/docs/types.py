@@ -10,8 +10,8 @@ from psycopg.postgres import types as postgres_types
 from tools.docs.markdown import code, table
 from walflow.config import TypeSettings
 from walflow.model import Column, PgType
-from walflow.source.cells import Cells, pad
-from walflow.source.values import arrow_type, from_text, spark_type
+from walflow.source.codec.cells import Cells, pad
+from walflow.source.codec.values import arrow_type, from_text, spark_type
 
 __all__ = ["types_page"]
 
@@ -127,9 +127,9 @@ def _samples(settings: TypeSettings) -> Iterator[list[str]]:
         column = Column(name="c", type=pg, spark_type=spark_type(pg, settings), nullable=True)
         converted = from_text(column, _cell(text))
         (value,) = converted.values.to_pylist()
-        exact = None if converted.exact is None else converted.exact.to_pylist()[0]
+        overflow = None if converted.overflow is None else converted.overflow.to_pylist()[0]
         shown = "NULL" if value is None else code(_shown(value))
-        yield [code(text), code(name), shown, "yes" if exact == text else "no"]
+        yield [code(text), code(name), shown, "yes" if overflow == text else "no"]
 
 
 def _cell(text: str) -> Cells:

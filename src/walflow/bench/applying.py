@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_apply"]
 
-ROUNDS_OF = (100, 10_000, 100_000)
+BATCHES_OF = (100, 10_000, 100_000)
 _TABLES = 50
-_WARM_UP_ROUNDS = 3
+_WARM_UP_BATCHES = 3
 
 
 def bench_apply(
-    sizes: Sequence[int], rounds: int, freshness: Sequence[Freshness], *, debug: bool = False
+    sizes: Sequence[int], batches: int, freshness: Sequence[Freshness], *, debug: bool = False
 ) -> Iterator[Comparison]:
     """Compare rounds of several sizes on tables of several sizes, and many tables at once."""
     with ExitStack() as stack:
@@ -49,12 +49,12 @@ def bench_apply(
         stack.callback(stop_session, spark)
         for rows in sizes:
             for way in freshness:
-                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, rounds)
-        yield _many_tables(spark, folder / "many", rounds)
+                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, batches)
+        yield _many_tables(spark, folder / "many", batches)
 
 
 def _one_table(
-    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, rounds: int
+    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, batches: int
 ) -> Iterator[Comparison]:
     destination = _destination(spark, folder / "lake", freshness)
     ours = MadeUpTable("ours", rows, folder / "ours")
@@ -62,21 +62,21 @@ def _one_table(
     bare = _BareMerge(spark, folder / "bare", theirs)
     _adopt(destination, ours)
     for recent in (False, True):
-        for changes in ROUNDS_OF:
+        for changes in BATCHES_OF:
             if changes > rows:
                 continue
             name = f"{freshness}, {rows / 1e6:g}M rows, {changes:,} {_keys(recent)}"
 
             def apply(changes: int = changes, recent: bool = recent) -> Timing:
-                return _timed(destination, ours.round(spark, changes, recent=recent))
+                return _timed(destination, ours.batch(spark, changes, recent=recent))
 
             def reference(changes: int = changes, recent: bool = recent) -> Timing:
-                return bare.timed(theirs.round(bare.spark, changes, recent=recent))
+                return bare.timed(theirs.batch(bare.spark, changes, recent=recent))
 
-            for _ in range(_WARM_UP_ROUNDS):
+            for _ in range(_WARM_UP_BATCHES):
                 reference()
                 apply()
-            yield compare(name, changes, apply, "a bare MERGE", reference, rounds)
+            yield compare(name, changes, apply, "a bare MERGE", reference, batches)
     destination.shutdown()
 
 
@@ -91,7 +91,7 @@ def _destination(spark: SparkSession, lake: Path, freshness: Freshness) -> LakeD
 
 
 def _adopt(destination: LakeDestination, table: MadeUpTable) -> None:
-    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), exact=False)
+    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), overflow=False)
 
 
 def _timed(destination: LakeDestination, events: Events) -> Timing:
@@ -131,7 +131,7 @@ class _BareMerge:
         rows.unpersist()
 
 
-def _many_tables(spark: SparkSession, folder: Path, rounds: int) -> Comparison:
+def _many_tables(spark: SparkSession, folder: Path, batches: int) -> Comparison:
     """100,000 changes over 50 tables: at once, as the pipeline does, against one by one."""
     destination = _destination(spark, folder / "lake", "merge")
     tables = [
@@ -140,10 +140,10 @@ def _many_tables(spark: SparkSession, folder: Path, rounds: int) -> Comparison:
     ]
     for table in tables:
         _adopt(destination, table)
-    changes = ROUNDS_OF[-1] // _TABLES
+    changes = BATCHES_OF[-1] // _TABLES
 
     def events() -> list[Events]:
-        return [table.round(spark, changes, recent=False) for table in tables]
+        return [table.batch(spark, changes, recent=False) for table in tables]
 
     def at_once() -> Timing:
         made = events()
@@ -156,7 +156,7 @@ def _many_tables(spark: SparkSession, folder: Path, rounds: int) -> Comparison:
             return measured_with_jvm(lambda: list(pool.map(destination.write_events, made)))
 
     at_once()
-    name = f"merge, {_TABLES} tables, {ROUNDS_OF[-1]:,} changes"
-    result = compare(name, ROUNDS_OF[-1], at_once, "one by one", one_by_one, rounds)
+    name = f"merge, {_TABLES} tables, {BATCHES_OF[-1]:,} changes"
+    result = compare(name, BATCHES_OF[-1], at_once, "one by one", one_by_one, batches)
     destination.shutdown()
     return result

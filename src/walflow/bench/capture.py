@@ -15,11 +15,11 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import BatchSettings, LogSettings, TypeSettings
 from walflow.model import Lsn
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.describing import Describer
-from walflow.pipeline.receiving import Receiver, Source
-from walflow.pipeline.writing import LogWriter
-from walflow.source.pgoutput import Decoder
-from walflow.source.slots import drop_slot
+from walflow.pipeline.capture.log_writer import LogWriter
+from walflow.pipeline.capture.receiver import Receiver, Source
+from walflow.pipeline.capture.relation_schemas import Describer
+from walflow.source.stream.pgoutput import Decoder
+from walflow.source.stream.slots import drop_slot
 from walflow.testing.postgres import EmbeddedPostgres
 
 __all__ = ["bench_capture"]
@@ -74,7 +74,7 @@ def _mixed(server: EmbeddedPostgres, changes: int) -> None:
         )
 
 
-def bench_capture(changes: int, rounds: int, only: str | None = None) -> Iterator[Comparison]:
+def bench_capture(changes: int, batches: int, only: str | None = None) -> Iterator[Comparison]:
     """Compare on each workload; ``changes`` is the size of the largest."""
     workloads = [
         _Workload("one-transaction", changes, _one_transaction),
@@ -83,10 +83,10 @@ def bench_capture(changes: int, rounds: int, only: str | None = None) -> Iterato
     ]
     for workload in workloads:
         if only is None or only == workload.name:
-            yield from _bench(workload, rounds)
+            yield from _bench(workload, batches)
 
 
-def _bench(workload: _Workload, rounds: int) -> Iterator[Comparison]:
+def _bench(workload: _Workload, batches: int) -> Iterator[Comparison]:
     with EmbeddedPostgres(
         settings={"max_wal_size": "8GB", "shared_buffers": "512MB", "checkpoint_timeout": "1h"}
     ) as server:
@@ -105,7 +105,7 @@ def _bench(workload: _Workload, rounds: int) -> Iterator[Comparison]:
                 lambda backlog=backlog: _ours(server, workload.changes, backlog),  # type: ignore[misc]
                 "pg_recvlogical",
                 lambda: _reference(server, end),
-                rounds,
+                batches,
             )
 
 

@@ -17,12 +17,12 @@ from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSetting
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.connections import Connections
-from walflow.pipeline.reading import CopyReader
-from walflow.source.catalog import published_tables
+from walflow.pipeline.table_sync.copy_connections import Connections
+from walflow.pipeline.table_sync.table_copy import CopyReader
+from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import connect
-from walflow.source.snapshot import OpenSnapshot, keep_snapshot
-from walflow.source.wire import Replication
+from walflow.source.copy.snapshot import OpenSnapshot, keep_snapshot
+from walflow.source.stream.replication_connection import Replication
 from walflow.spark.jars import ICEBERG
 from walflow.spark.session import make_session, stop_session
 from walflow.testing.postgres import EmbeddedPostgres
@@ -43,7 +43,7 @@ _ROWS = """
 """
 
 
-def bench_copy(rows: int, rounds: int, *, debug: bool = False) -> Iterator[Comparison]:
+def bench_copy(rows: int, batches: int, *, debug: bool = False) -> Iterator[Comparison]:
     """Compare the copy of one table; the JVM is warm and the server's cache holds the table."""
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -64,7 +64,7 @@ def bench_copy(rows: int, rounds: int, *, debug: bool = False) -> Iterator[Compa
             lambda: measured_with_jvm(copy),
             "psql COPY",
             lambda: _reference(server),
-            rounds,
+            batches,
         )
 
 
@@ -113,7 +113,7 @@ def _copier(
                         table, snapshot, progress=lambda _: None, stop=threading.Event()
                     )
                     destination.adopt_files(
-                        copied.schema, copied.files, copied.position, copied.exact
+                        copied.schema, copied.files, copied.position, copied.overflow
                     )
             log.close()
         destination.shutdown()

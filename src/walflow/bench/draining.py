@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from walflow.bench.lake_pipeline import SLOT, CopiedTable, copied_table
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.bench.source_table import read_to_nowhere, wal_end
-from walflow.source.slots import drop_slot
+from walflow.source.stream.slots import drop_slot
 
 __all__ = ["bench_drain"]
 
@@ -15,7 +15,7 @@ _REFERENCE_SLOT = "reference"
 
 
 def bench_drain(
-    rows: int, changes: int, rounds: int, *, debug: bool = False
+    rows: int, changes: int, batches: int, *, debug: bool = False
 ) -> Iterator[Comparison]:
     """The same backlog for both; ours begins with the start of a pipeline in a warm JVM, and ends
     when the last change is committed to the table."""
@@ -35,7 +35,7 @@ def bench_drain(
             lambda: measured_with_jvm(lambda: _drain(table)),
             "pg_recvlogical",
             reference,
-            rounds,
+            batches,
         )
 
 

@@ -35,7 +35,7 @@ class Latency:
     p50: float
     p99: float
     worst: float
-    rounds: int
+    batches: int
     """Commits of the table in that time."""
     cpu: float
     """Share of a core that the client took."""
@@ -49,7 +49,7 @@ class Latency:
                 "p50_s": round(self.p50, 3),
                 "p99_s": round(self.p99, 3),
                 "max_s": round(self.worst, 3),
-                "rounds": self.rounds,
+                "rounds": self.batches,
                 "cpu_cores": round(self.cpu, 3),
             }
         )
@@ -57,7 +57,7 @@ class Latency:
     def show(self, console: Console, *, as_json: bool) -> None:
         console.print(
             f"commit to visible: p50 {self.p50:.2f} s, p99 {self.p99:.2f} s, max {self.worst:.2f} s"
-            f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.rounds} rounds,"
+            f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.batches} rounds,"
             f" {self.cpu:.2f} cores)"
         )
         if as_json:
@@ -85,7 +85,7 @@ def bench_latency(
             p50=float(np.quantile(waits, 0.5)),
             p99=float(np.quantile(waits, 0.99)),
             worst=float(waits.max()),
-            rounds=watch.rounds,
+            batches=watch.batches,
             cpu=cores,
         )
 
@@ -124,7 +124,7 @@ class _Watch:
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
 
     @property
-    def rounds(self) -> int:
+    def batches(self) -> int:
         return len(self._seen)
 
     def __enter__(self) -> _Watch:

@@ -76,7 +76,7 @@ class MadeUpTable:
             paths.append(path)
         return paths
 
-    def round(self, spark: SparkSession, changes: int, *, recent: bool) -> Events:
+    def batch(self, spark: SparkSession, changes: int, *, recent: bool) -> Events:
         """80 % updates, 15 % inserts, 5 % deletes, each of another key: random ones, or some of
         the last ones."""
         inserts, deletes = changes * 15 // 100, changes * 5 // 100

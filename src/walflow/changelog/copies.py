@@ -102,7 +102,7 @@ class CopyFile:
     """In the copy's folder."""
     rows: int
     bytes: int
-    exact: bool
+    overflow: bool
     """Whether it has the column of exact texts."""
     checksum: int | None = None
     """Of its content; None: it was written by a former version of walflow."""
@@ -153,8 +153,8 @@ class CompleteCopy:
         return sum(file.rows for file in self.files)
 
     @property
-    def exact(self) -> bool:
-        return any(file.exact for file in self.files)
+    def overflow(self) -> bool:
+        return any(file.overflow for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import TEMPORARY, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogIdentity
-from walflow.config.settings import PICTURES_FILE
+from walflow.config.settings import CUTS_FILE
 from walflow.errors import LogDamaged, LogForeign, LogInUse
 from walflow.model import Lsn
 
@@ -25,8 +25,8 @@ FOLDERS = ("copy", "data", "journal", "schemas")
 # The pipeline's store may be here before the log is.
 _STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
 KNOWN = "pipeline.json"
-"""What is to be known of the pipeline; see walflow.pipeline.known."""
-BESIDE = (KNOWN, KNOWN + TEMPORARY, PICTURES_FILE, PICTURES_FILE + "-journal")
+"""What is to be known of the pipeline; see walflow.pipeline.state.pipeline_notes."""
+BESIDE = (KNOWN, KNOWN + TEMPORARY, CUTS_FILE, CUTS_FILE + "-journal")
 """What else may be in the folder: notes of the pipeline for commands."""
 HEAD = "log.json"
 LOCK = "lock"

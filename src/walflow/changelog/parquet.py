@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from walflow.model import ChangeStats
 
-__all__ = ["META_COLUMNS", "OPTIONAL_COLUMNS", "OpenFile", "common_form", "in_form", "joined"]
+__all__ = ["META_COLUMNS", "OPTIONAL_COLUMNS", "OpenFile", "common_schema", "in_schema", "joined"]
 
 OPTIONAL_COLUMNS = ("_unchanged", "_old", "_exact")
 """In a file only if some row needs them."""
@@ -21,7 +21,7 @@ META_COLUMNS = ("_change_type", "_lsn", "_seq", "_timestamp", "_xid", *OPTIONAL_
 """The log's own columns, in the order in which they stand before the table's."""
 
 
-def common_form(forms: Sequence[pa.Schema]) -> pa.Schema:
+def common_schema(forms: Sequence[pa.Schema]) -> pa.Schema:
     """The columns that all of these need together.
 
     Every field is nullable, so that batches with and without nulls have one form.
@@ -32,7 +32,7 @@ def common_form(forms: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type) for field in ordered])
 
 
-def in_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
+def in_schema(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
     """The batch with the columns of the form, null where it has none. Copies no values."""
     if batch.schema.equals(form):
         return batch
@@ -46,8 +46,8 @@ def in_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch with the rows of all, in buffers of its own."""
-    form = common_form([batch.schema for batch in batches])
-    whole: pa.RecordBatch = pa.concat_batches([in_form(batch, form) for batch in batches])
+    form = common_schema([batch.schema for batch in batches])
+    whole: pa.RecordBatch = pa.concat_batches([in_schema(batch, form) for batch in batches])
     return whole
 
 
@@ -78,7 +78,7 @@ class OpenFile:
         self, batches: Sequence[pa.RecordBatch], stats: ChangeStats, group_bytes: int
     ) -> None:
         """Write row groups of about ``group_bytes`` in memory. Runs without the GIL."""
-        table = pa.Table.from_batches([in_form(batch, self.form) for batch in batches])
+        table = pa.Table.from_batches([in_schema(batch, self.form) for batch in batches])
         groups = max(1, round(table.nbytes / group_bytes))
         self._writer.write_table(table, row_group_size=-(-table.num_rows // groups))
         self.stats += stats

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from walflow.changelog.checksums import checksum_of
 from walflow.changelog.durable import disk_errors, remove, sync, sync_folder
-from walflow.changelog.parquet import META_COLUMNS, OpenFile, common_form, joined
+from walflow.changelog.parquet import META_COLUMNS, OpenFile, common_schema, joined
 from walflow.changelog.records import LogFile, Segment
 from walflow.model import ChangeStats, Lsn, TableSchema
 
@@ -212,7 +212,7 @@ class SegmentWriter:
         self._buffered -= held
         if not batches:
             return
-        form = common_form([batch.schema for batch in batches])
+        form = common_schema([batch.schema for batch in batches])
         if table.file is not None and not table.file.holds(form):
             self._finish_file(table)
         file = table.file or self._start_file(table, form)

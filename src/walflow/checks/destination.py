@@ -19,10 +19,10 @@ from walflow.destinations import (
 )
 from walflow.destinations.base import Checked, Destination, Positioned, Shutdown, Startup
 from walflow.destinations.lake import LakeDestination, plan_of
-from walflow.destinations.lake.forms import stored_form
+from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.mapping import TableMapping
-from walflow.pipeline.known import pipelines_on_this_machine
+from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 from walflow.redaction import redacted
 
 __all__ = ["STARTING", "check_destination"]
@@ -85,7 +85,7 @@ def _forms(facts: Facts) -> Iterator[Finding]:
         schema = replace(table.schema, name=mapping.destination(table.name))
         plan = plan_of(settings.apply, str(table.name))
         try:
-            stored_form(schema, plan, exact=False)
+            lake_table_schema(schema, plan, overflow=False)
         except DestinationError as refusal:
             yield error(_AREA, "form", refusal)
 

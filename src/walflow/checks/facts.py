@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from walflow.config import Settings
-from walflow.source.catalog import PublishedTable
+from walflow.source.catalog.published_tables import PublishedTable
+from walflow.source.catalog.server import Server
 from walflow.source.connection import Session
-from walflow.source.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,11 +12,12 @@ from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
 from walflow.checks.scratch import scratch_id
 from walflow.errors import NoFreeSender, NoFreeSlot, SlotInUse, SourceError
-from walflow.pipeline.known import settled
+from walflow.pipeline.state.pipeline_notes import settled
+from walflow.source.catalog.preflight import check_server
+from walflow.source.catalog.server import Server, read_server
 from walflow.source.connection import Session, connect, source_errors
-from walflow.source.preflight import check_server
-from walflow.source.server import Server, read_server
-from walflow.source.slots import (
+from walflow.source.stream.replication_connection import Replication
+from walflow.source.stream.slots import (
     SlotState,
     check_slot,
     read_retention,
@@ -24,7 +25,6 @@ from walflow.source.slots import (
     require_failover,
     slot_loss,
 )
-from walflow.source.wire import Replication
 from walflow.units import human_bytes, human_seconds
 
 __all__ = ["check_source"]

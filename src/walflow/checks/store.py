@@ -14,7 +14,7 @@ from walflow.checks.scratch import made_folder, scratch_id
 from walflow.config import Settings
 from walflow.errors import StoreError
 from walflow.model import TableName
-from walflow.pipeline.process_marks import is_held
+from walflow.pipeline.state.process_marks import is_held
 from walflow.redaction import redacted
 from walflow.stores import database_of, is_own_store, open_store, state_file, state_file_is_there
 

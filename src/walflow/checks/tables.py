@@ -10,11 +10,9 @@ from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
 from walflow.mapping import TableMapping, check_apart
 from walflow.model import ReplicaIdentity, TableName
-from walflow.pipeline.apart import check_store_apart
-from walflow.source.catalog import PublishedTable, published_tables, refused_reading
-from walflow.source.cautions import identity_cautions, publication_cautions
-from walflow.source.connection import Session, source_errors
-from walflow.source.publication import (
+from walflow.pipeline.store_place import check_store_apart
+from walflow.source.catalog.cautions import identity_cautions, publication_cautions
+from walflow.source.catalog.publication import (
     brief_look,
     create_publication,
     find_publication,
@@ -22,7 +20,13 @@ from walflow.source.publication import (
     read_publication,
     require_tables,
 )
-from walflow.source.ranges import page_range
+from walflow.source.catalog.published_tables import (
+    PublishedTable,
+    published_tables,
+    refused_reading,
+)
+from walflow.source.connection import Session, source_errors
+from walflow.source.copy.ranges import page_range
 from walflow.units import human_bytes, human_count
 
 __all__ = ["check_tables"]

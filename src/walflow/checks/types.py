@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from walflow.checks.findings import Area, Finding, ok, warning
 from walflow.config import TypeSettings
 from walflow.model import Column
-from walflow.source.catalog import PublishedTable
-from walflow.source.values import becomes_text, innermost
+from walflow.source.catalog.published_tables import PublishedTable
+from walflow.source.codec.values import becomes_text, innermost
 
 __all__ = ["check_types"]
 
@@ -74,7 +74,7 @@ def _numbers(columns: list[str], settings: TypeSettings) -> Finding:
 
 def _is_declared(column: Column) -> bool:
     """Whether the numeric's own precision made its type."""
-    from walflow.source.decimals import declared_decimal
+    from walflow.source.codec.decimals import declared_decimal
 
     return declared_decimal(innermost(column.type).typmod) is not None
 

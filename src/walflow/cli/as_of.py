@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from walflow.config import Settings
-    from walflow.destinations.lake.pictures import AsOf, KeptPicture
+    from walflow.destinations.lake.consistent_cuts import AsOf, KeptCut
     from walflow.model import Lsn, Phase, TableName
 
 __all__ = ["as_of"]
@@ -100,9 +100,9 @@ def as_of(
         with told_of_spark("to look into the destination"), own_temporary_folder():
             found = _read(settings, at, when, debug=is_debug(context))
     if wanted is None:
-        wanted = _meant(only, [table.source for table in found.picture.tables])
-    exact = None if when is not None else at is None or at <= found.picture.upto
-    shown = _shown(found, exact, phases, wanted)
+        wanted = _meant(only, [table.source for table in found.cut.tables])
+    overflow = None if when is not None else at is None or at <= found.cut.upto
+    shown = _shown(found, overflow, phases, wanted)
     if as_json:
         import json
 
@@ -120,16 +120,16 @@ def _noted(
 ) -> AsOf | None:
     """What is noted on this machine; None if the destination must be asked."""
     from walflow.destinations import place_of
-    from walflow.destinations.lake.noted_pictures import noted_as_of
+    from walflow.destinations.lake.noted_cuts import noted_as_of
     from walflow.stores import state_file
 
     if state_file(settings) is None:
         # It may have run on another machine since.
         return None
-    found = noted_as_of(settings.pictures_file, place_of(settings), at, when)
+    found = noted_as_of(settings.cuts_file, place_of(settings), at, when)
     if found is None:
         return None
-    pairs = zip(found.picture.tables, found.queries, strict=True)
+    pairs = zip(found.cut.tables, found.queries, strict=True)
     certain = all(query for table, query in pairs if not wanted or table.source in wanted)
     return found if certain else None
 
@@ -189,25 +189,25 @@ def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: b
         assert isinstance(destination, LakeDestination)
         found = destination.as_of(at, when)
         if found is None:
-            raise _nothing(settings, at, when, destination.oldest_picture())
+            raise _nothing(settings, at, when, destination.oldest_cut())
     finally:
         opened.close()
     return found
 
 
 def _nothing(
-    settings: Settings, at: Lsn | None, when: datetime | None, oldest: KeptPicture | None
+    settings: Settings, at: Lsn | None, when: datetime | None, oldest: KeptCut | None
 ) -> Exception:
-    from walflow.errors import NoPicture, PictureGone
+    from walflow.errors import ConsistentCutGone, NoConsistentCut
 
     if oldest is None:
-        return NoPicture(
+        return NoConsistentCut(
             f"no picture of the tables of the pipeline {settings.name} is in {_uri(settings)}",
             hint="Pictures are kept while `walflow run` follows tables that are Ready: let it run "
             "for a moment. Say which pipeline is meant with --name and --to.",
         )
     asked = when.isoformat() if at is None and when is not None else at
-    return PictureGone(
+    return ConsistentCutGone(
         f"there is no picture as old as {asked}: the oldest one is of {oldest.since}"
         f" ({_written(oldest)})",
         hint=f"Ask for {oldest.since} or later. How long pictures are kept is said by "
@@ -221,10 +221,10 @@ def _uri(settings: Settings) -> str:
     return redacted(settings.destination.uri)
 
 
-def _written(picture: KeptPicture) -> str:
-    if picture.commit_time is not None:
-        return f"committed {_iso(picture.commit_time)}"
-    return f"kept {_iso(picture.recorded)}"
+def _written(cut: KeptCut) -> str:
+    if cut.commit_time is not None:
+        return f"committed {_iso(cut.commit_time)}"
+    return f"kept {_iso(cut.recorded)}"
 
 
 def _iso(moment: datetime) -> str:
@@ -235,35 +235,34 @@ def _iso(moment: datetime) -> str:
 
 def _shown(
     found: AsOf,
-    exact: bool | None,
+    overflow: bool | None,
     phases: Mapping[TableName, Phase],
     only: Collection[TableName],
 ) -> dict[str, Any]:
-    from walflow.errors import PictureGone
+    from walflow.errors import ConsistentCutGone
 
-    picture = found.picture
+    cut = found.cut
     wanted = [
         (table, query)
-        for table, query in zip(picture.tables, found.queries, strict=True)
+        for table, query in zip(cut.tables, found.queries, strict=True)
         if not only or table.source in only
     ]
     gone = [str(table.source) for table, query in wanted if query is None]
     if gone:
-        raise PictureGone(
-            f"the snapshots of {', '.join(gone)} that belong to the picture of {picture.upto} are "
-            "gone",
+        raise ConsistentCutGone(
+            f"the snapshots of {', '.join(gone)} that belong to the picture of {cut.upto} are gone",
             hint="Somebody else has expired them, or the table was dropped. Ask for a newer "
             "picture, or leave the table out: --table NAME for each of the others.",
         )
     there = {table.source for table, _ in wanted}
     return {
-        "lsn": str(picture.upto),
-        "lsn_number": int(picture.upto),
-        "since": str(picture.since),
-        "since_number": int(picture.since),
-        "commit_time": None if picture.commit_time is None else _iso(picture.commit_time),
-        "recorded_at": _iso(picture.recorded),
-        "exact": exact,
+        "lsn": str(cut.upto),
+        "lsn_number": int(cut.upto),
+        "since": str(cut.since),
+        "since_number": int(cut.since),
+        "commit_time": None if cut.commit_time is None else _iso(cut.commit_time),
+        "recorded_at": _iso(cut.recorded),
+        "exact": overflow,
         "tables": [
             {
                 "table": str(table.source),

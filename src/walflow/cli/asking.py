@@ -150,7 +150,7 @@ def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Requ
 
 
 def _runs(store: Store) -> bool:
-    from walflow.pipeline.process_marks import is_held
+    from walflow.pipeline.state.process_marks import is_held
 
     return is_held(store.get_lease())
 

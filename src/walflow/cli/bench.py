@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_rounds = click.option(
+_batches = click.option(
     "--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Medians of these."
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Last, one JSON object a workload.")
@@ -33,16 +33,16 @@ def bench() -> None:
     type=click.IntRange(min=1000),
     help="The size of the largest workload.",
 )
-@_rounds
+@_batches
 @click.option("--only", metavar="NAME", help="One workload alone.")
 @_as_json
 @debug_option
-def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
+def capture(changes: int, batches: int, only: str | None, as_json: bool) -> None:
     """From a backlog to the durable change log, against pg_recvlogical to /dev/null."""
     from walflow.bench.capture import bench_capture
     from walflow.bench.measure import show
 
-    comparisons = list(bench_capture(changes, rounds, only))
+    comparisons = list(bench_capture(changes, batches, only))
     if not comparisons:
         raise click.UsageError(f"There is no workload {only!r}.")
     show(table_console(), comparisons, as_json=as_json)
@@ -52,16 +52,16 @@ def capture(changes: int, rounds: int, only: str | None, as_json: bool) -> None:
 @click.option(
     "--rows", default=3_000_000, show_default=True, type=click.IntRange(min=1000), help="To copy."
 )
-@_rounds
+@_batches
 @_as_json
 @debug_option
 @click.pass_context
-def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
+def copy(context: click.Context, rows: int, batches: int, as_json: bool) -> None:
     """From a table to an Iceberg table, against psql's COPY to /dev/null."""
     from walflow.bench.copying import bench_copy
     from walflow.bench.measure import show
 
-    show(table_console(), bench_copy(rows, rounds, debug=is_debug(context)), as_json=as_json)
+    show(table_console(), bench_copy(rows, batches, debug=is_debug(context)), as_json=as_json)
 
 
 @bench.command()
@@ -77,11 +77,11 @@ def copy(context: click.Context, rows: int, rounds: int, as_json: bool) -> None:
     show_default=True,
     help="Ways to apply, with a comma between.",
 )
-@_rounds
+@_batches
 @_as_json
 @debug_option
 @click.pass_context
-def apply(context: click.Context, rows: str, freshness: str, rounds: int, as_json: bool) -> None:
+def apply(context: click.Context, rows: str, freshness: str, batches: int, as_json: bool) -> None:
     """Rounds of changes into an Iceberg table, against a bare MERGE."""
     from walflow.bench.applying import bench_apply
     from walflow.bench.measure import show
@@ -91,7 +91,7 @@ def apply(context: click.Context, rows: str, freshness: str, rounds: int, as_jso
     except ValueError:
         raise click.UsageError(f"--rows {rows!r}: whole numbers with commas between.") from None
     ways: list[Freshness] = [way for way in ("merge", "view") if way in freshness.split(",")]
-    comparisons = bench_apply(sizes, rounds, ways, debug=is_debug(context))
+    comparisons = bench_apply(sizes, batches, ways, debug=is_debug(context))
     show(table_console(), comparisons, as_json=as_json)
 
 
@@ -109,18 +109,18 @@ _table_rows = click.option(
     type=click.IntRange(min=1000),
     help="In the backlog.",
 )
-@_rounds
+@_batches
 @_as_json
 @debug_option
 @click.pass_context
-def drain(context: click.Context, rows: int, changes: int, rounds: int, as_json: bool) -> None:
+def drain(context: click.Context, rows: int, changes: int, batches: int, as_json: bool) -> None:
     """From a backlog to a merged Iceberg table, against pg_recvlogical to /dev/null."""
     from walflow.bench.draining import bench_drain
     from walflow.bench.measure import show
 
     show(
         table_console(),
-        bench_drain(rows, changes, rounds, debug=is_debug(context)),
+        bench_drain(rows, changes, batches, debug=is_debug(context)),
         as_json=as_json,
     )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from walflow.config import Settings
-    from walflow.pipeline.dropping import Remains
+    from walflow.pipeline.drop import Remains
 
 __all__ = ["drop"]
 
@@ -58,7 +58,7 @@ def drop(
     from walflow.cli.opening import opened_store_if_any
     from walflow.cli.processes import own_temporary_folder
     from walflow.observe import logs
-    from walflow.pipeline.dropping import (
+    from walflow.pipeline.drop import (
         drop_pipeline,
         drop_sql,
         find_remains,

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import WrittenUri
     from walflow.config import Settings
-    from walflow.pipeline.known import KnownPipeline
-    from walflow.source.server import Server
-    from walflow.source.survey import SurveyedTable
+    from walflow.pipeline.state.pipeline_notes import KnownPipeline
+    from walflow.source.catalog.server import Server
+    from walflow.source.catalog.survey import SurveyedTable
 
 __all__ = ["init"]
 
@@ -127,11 +127,11 @@ def _look(
     """What is to be written, and the variables that it needs."""
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import written_destination, written_source
-    from walflow.pipeline.known import settled
+    from walflow.pipeline.state.pipeline_notes import settled
+    from walflow.source.catalog.publication import find_publication
+    from walflow.source.catalog.server import read_server
+    from walflow.source.catalog.survey import survey_tables
     from walflow.source.connection import connect, redact
-    from walflow.source.publication import find_publication
-    from walflow.source.server import read_server
-    from walflow.source.survey import survey_tables
 
     uri = settings.source.uri.get_secret_value()
     with connect(uri, application_name="walflow init") as session:
@@ -176,7 +176,7 @@ def _look(
 def _known(settings: Settings, system: str, name: str | None) -> KnownPipeline | None:
     """The pipeline on this machine that has this source and this destination; of several, the one
     of that name, or the one that was started last."""
-    from walflow.pipeline.known import pipelines_on_this_machine
+    from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 
     found = [
         known
@@ -197,7 +197,7 @@ def _going_on(known: KnownPipeline) -> str:
 def _told(known: KnownPipeline) -> dict[str, Any]:
     """What the pipeline was told, by names with dots, without its name and its ends."""
     from walflow.config.keys import section_at
-    from walflow.pipeline.known import default_logs
+    from walflow.pipeline.state.pipeline_notes import default_logs
 
     found: dict[str, Any] = {}
 
@@ -239,9 +239,9 @@ def _name_like(database: str) -> str:
 
 def _warnings(server: Server, tables: list[SurveyedTable], publication: str | None) -> list[str]:
     """What stands in the way of a pipeline, or changes what it does."""
-    from walflow.source.preflight import check_server
-    from walflow.source.publication import identity_sql
-    from walflow.source.rights import select_refusal
+    from walflow.source.catalog.preflight import check_server
+    from walflow.source.catalog.publication import identity_sql
+    from walflow.source.catalog.rights import select_refusal
 
     found = []
     try:

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from walflow.source.publication import identity_sql
-from walflow.source.survey import SurveyedTable
+from walflow.source.catalog.publication import identity_sql
+from walflow.source.catalog.survey import SurveyedTable
 from walflow.units import human_bytes, human_count
 
 __all__ = ["as_yaml", "is_sound", "table_lines"]

@@ -11,7 +11,7 @@ from typing import Any
 from walflow.cli.init_tables import as_yaml, is_sound, table_lines
 from walflow.config.keys import field_at, section_at
 from walflow.model import TableName
-from walflow.source.survey import SurveyedTable
+from walflow.source.catalog.survey import SurveyedTable
 
 __all__ = ["Draft", "file_text", "is_written"]
 

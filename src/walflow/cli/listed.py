@@ -14,8 +14,8 @@ from walflow.changelog.identity import LOCK
 from walflow.config import Settings, load_settings
 from walflow.errors import WalflowError
 from walflow.model import Phase
-from walflow.pipeline.known import KnownPipeline, known_pipelines
-from walflow.pipeline.process_marks import is_held, runs_here
+from walflow.pipeline.state.pipeline_notes import KnownPipeline, known_pipelines
+from walflow.pipeline.state.process_marks import is_held, runs_here
 from walflow.stores import open_store, state_file_is_there
 from walflow.units import iso_time
 

@@ -47,7 +47,7 @@ __all__ = ["list_pipelines"]
 def list_pipelines(folders: tuple[Path, ...], as_json: bool) -> int:
     """List the pipelines on this machine."""
     from walflow.cli.listed import listed
-    from walflow.pipeline.known import default_logs
+    from walflow.pipeline.state.pipeline_notes import default_logs
 
     found = list(listed(folders or (default_logs(),)))
     if as_json:

@@ -16,7 +16,7 @@ from walflow.errors import WalflowError
 
 if TYPE_CHECKING:
     from walflow.config import Settings
-    from walflow.pipeline.known import KnownPipeline
+    from walflow.pipeline.state.pipeline_notes import KnownPipeline
 
 __all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
 
@@ -193,7 +193,7 @@ class Chosen:
     def known(self) -> KnownPipeline | None:
         """What was noted at the last start of the pipeline that is meant. Not with a file: that
         says all."""
-        from walflow.pipeline.known import read_known
+        from walflow.pipeline.state.pipeline_notes import read_known
 
         if self.file is not None:
             return None
@@ -209,7 +209,7 @@ class Chosen:
     def _unknown(self, error: WalflowError) -> WalflowError:
         """That nothing says what the pipeline is, rather than which settings of it are missing."""
         from walflow.errors import ConfigError
-        from walflow.pipeline.known import pipelines_on_this_machine
+        from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 
         asked = self._load(_NO_ENDS)
         names = [known.name for _, known in pipelines_on_this_machine(asked)]

@@ -9,8 +9,8 @@ from typing import Any
 from walflow.config import ApplySettings
 from walflow.config.lake import WantedOfTable
 from walflow.model import Lsn, Phase, TableName
-from walflow.pipeline.phases import FOLLOWED
-from walflow.pipeline.process_marks import is_held
+from walflow.pipeline.state.phases import FOLLOWED
+from walflow.pipeline.state.process_marks import is_held
 from walflow.redaction import redacted
 from walflow.states import RetryKind, TableError, TableReplicationState, stands_at
 from walflow.stores.base import Lease, Report, Request, Store

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from walflow.model import Lsn, Phase, TableName
-from walflow.pipeline.phases import FOLLOWED
-from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.tables import TableState
+from walflow.pipeline.state.phases import FOLLOWED
+from walflow.pipeline.state.status import PipelineStatus
+from walflow.pipeline.state.table_states import TableState
 from walflow.states import TableError, stands_at
 
 __all__ = ["Meter", "Progress", "TableProgress"]

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-PICTURES_FILE = "pictures.db"
+CUTS_FILE = "pictures.db"
 
 
 def _without_secrets(values: Mapping[str, str]) -> dict[str, str]:
@@ -347,9 +347,9 @@ class Settings(Section):
         return self.source.slot or f"walflow_{self.name}"
 
     @property
-    def pictures_file(self) -> Path:
+    def cuts_file(self) -> Path:
         """Where the queries of `walflow as-of` are noted, beside the log."""
-        return self.log_folder / PICTURES_FILE
+        return self.log_folder / CUTS_FILE
 
     @property
     def publication(self) -> str:

@@ -176,11 +176,11 @@ def _in_spark(column: _Column, there: Sequence[str]) -> str:
     value = quoted_for_spark(column.name)
     if column.name not in there:
         return "cast(null AS string)"
-    exact = f"{EXACT}['{column.name}']" if EXACT in there else "cast(null AS string)"
+    overflow = f"{EXACT}['{column.name}']" if EXACT in there else "cast(null AS string)"
     return (
-        f"CASE WHEN {value} IS NOT NULL OR {exact} IS NOT NULL"
+        f"CASE WHEN {value} IS NOT NULL OR {overflow} IS NOT NULL"
         f" THEN concat(coalesce({column.form.spark_held(value)}, '{_NOT_HELD}'),"
-        f" coalesce(concat(chr({ord(_EXACTLY)}), {exact}), '')) END"
+        f" coalesce(concat(chr({ord(_EXACTLY)}), {overflow}), '')) END"
     )
 
 

@@ -79,8 +79,8 @@ def form_of(type_name: str, element: str | None = None, modifier: int = -1) -> F
         return array_of(form_of(element, None, modifier))
     if type_name == "numeric":
         odd = "({} = 'NaN')" if modifier >= 0 else _ODD_NUMERIC
-        exact = "{}" if modifier >= 0 else "({})::numeric(38,18)"
-        return Form(f"CASE WHEN NOT {odd} THEN ({exact})::text END", "cast({} AS string)", odd)
+        overflow = "{}" if modifier >= 0 else "({})::numeric(38,18)"
+        return Form(f"CASE WHEN NOT {odd} THEN ({overflow})::text END", "cast({} AS string)", odd)
     return _FORMS.get(type_name, _TEXT)
 
 

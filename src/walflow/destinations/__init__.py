@@ -146,8 +146,8 @@ def open_destination(
         return run_on_spark(own, settings, spark, debug=debug)
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
-    from walflow.destinations.lake import LakeDestination, Owner, plan_of, upkeep_of
-    from walflow.destinations.lake.noted_pictures import NotedPictures
+    from walflow.destinations.lake import LakeDestination, Owner, maintenance_of, plan_of
+    from walflow.destinations.lake.noted_cuts import NotedCuts
     from walflow.spark.jobs import BackgroundJobs
     from walflow.spark.session import make_session
 
@@ -170,8 +170,8 @@ def open_destination(
         format,
         owner,
         lambda name: plans.get(name, others),
-        upkeep=upkeep_of(settings.maintenance),
-        noted=NotedPictures(settings.pictures_file, place_of(settings)),
+        maintenance=maintenance_of(settings.maintenance),
+        noted=NotedCuts(settings.cuts_file, place_of(settings)),
     )
     # Only speed is lost if it fails, or if the pipeline ends before it: what is really wrong
     # shows at the first write.

@@ -28,6 +28,7 @@ __all__ = [
     "BreaksOff",
     "ChangesTables",
     "Checked",
+    "ConsistentCut",
     "Destination",
     "DropsTables",
     "Events",
@@ -35,7 +36,6 @@ __all__ = [
     "KeepsProgress",
     "ListsTables",
     "Maintains",
-    "Picture",
     "Positioned",
     "RenamesTables",
     "Shutdown",
@@ -87,10 +87,10 @@ class TableChanges:
 
     def _read(self) -> DataFrame:
         from walflow.spark.changes import read_changes
-        from walflow.spark.forms import in_form
+        from walflow.spark.schema_changes import in_schema
 
         parts = [
-            in_form(read_changes(self.spark, part.files, part.evolution.before), part.evolution)
+            in_schema(read_changes(self.spark, part.files, part.evolution.before), part.evolution)
             for part in self.former
         ]
         if self.files or not parts:
@@ -104,7 +104,7 @@ class TableChanges:
         ``delete`` for each copy of a row that comes or goes.
         """
         from walflow.spark.net import net_changes
-        from walflow.spark.net_copies import exploded_copies, net_copies
+        from walflow.spark.net_keyless import exploded_copies, net_copies
 
         if self.schema.key:
             return net_changes(self.changes, self.schema, self.stats)
@@ -227,7 +227,7 @@ class AdoptsFiles(Protocol):
     """Can take finished Parquet files over as they are, instead of write_table_rows."""
 
     def adopt_files(
-        self, table: TableSchema, files: Sequence[Path], position: Lsn, exact: bool
+        self, table: TableSchema, files: Sequence[Path], position: Lsn, overflow: bool
     ) -> None:
         """Make the table from the copy's files and mark it as applied up to the position.
 
@@ -255,7 +255,8 @@ class ChangesTables(Protocol):
     def change_table(self, evolution: Evolution) -> None:
         """Bring the table from ``evolution.before`` to ``evolution.after`` (both with the
         destination's name): columns, key, and in rows that are there, the values of
-        ``evolution.missing`` (see walflow.spark.forms.missing_value) in columns that were added.
+        ``evolution.missing`` (see walflow.spark.schema_changes.missing_value) in columns that were
+        added.
         The table's position stays.
 
         Called before the first changes of the new form are written, and while nobody writes
@@ -299,7 +300,7 @@ class TableProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ConsistentCut:
     """Versions of tables that belong together: they show the source as it was at one moment."""
 
     since: Lsn
@@ -314,7 +315,7 @@ class Picture:
 class KeepsProgress(Protocol):
     """Keeps, beside the tables, which of their versions belong together."""
 
-    def record_progress(self, picture: Picture) -> bool:
+    def record_progress(self, cut: ConsistentCut) -> bool:
         """Keep the picture. Called about once a second while tables change, one call at a time,
         while rounds go on. Repeats safely; if it fails, or says that the picture was not kept, a
         later one takes its place."""

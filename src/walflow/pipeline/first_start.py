@@ -8,10 +8,10 @@ import structlog
 
 from walflow.changelog.removing import remove_log
 from walflow.config import Settings
-from walflow.pipeline.known import forget
+from walflow.pipeline.state.pipeline_notes import forget
+from walflow.source.catalog.publication import drop_publication
 from walflow.source.connection import connect
-from walflow.source.publication import drop_publication
-from walflow.source.slots import drop_slot
+from walflow.source.stream.slots import drop_slot
 from walflow.stores.base import Store
 
 __all__ = ["Made"]

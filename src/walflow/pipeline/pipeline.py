@@ -36,26 +36,30 @@ from walflow.model import Lsn, Phase, TableName
 from walflow.observe.logs import configure_if_nobody_has
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.paths import is_there
-from walflow.pipeline.apart import check_store_apart
-from walflow.pipeline.assembling import Ground, assemble
-from walflow.pipeline.comparing import followed_publications
-from walflow.pipeline.coordinating import Coordinator, Parts
-from walflow.pipeline.dropping import remove_leftovers
+from walflow.pipeline.assembly import Ground, assemble
+from walflow.pipeline.coordinator import Coordinator, Parts
+from walflow.pipeline.drop import remove_leftovers
 from walflow.pipeline.first_start import Made
-from walflow.pipeline.held_store import held_store
-from walflow.pipeline.known import remember, settled, stopped
-from walflow.pipeline.leasing import LeaseKeeper
-from walflow.pipeline.phases import FOLLOWED
-from walflow.pipeline.retrying import Retries
-from walflow.pipeline.status import PipelineStatus
-from walflow.pipeline.tables import Tables
+from walflow.pipeline.publication.comparison import followed_publications
+from walflow.pipeline.state.held_store import held_store
+from walflow.pipeline.state.lease import LeaseKeeper
+from walflow.pipeline.state.phases import FOLLOWED
+from walflow.pipeline.state.pipeline_notes import remember, settled, stopped
+from walflow.pipeline.state.retries import Retries
+from walflow.pipeline.state.status import PipelineStatus
+from walflow.pipeline.state.table_states import Tables
+from walflow.pipeline.store_place import check_store_apart
 from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
-from walflow.source.catalog import PublishedTable, published_tables
+from walflow.source.catalog.preflight import Preflight, preflight, require_followable
+from walflow.source.catalog.publication import (
+    create_publication,
+    publication_loss,
+    publication_oids,
+)
+from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import Session, connect
-from walflow.source.preflight import Preflight, preflight, require_followable
-from walflow.source.publication import create_publication, publication_loss, publication_oids
-from walflow.source.slots import slot_loss
+from walflow.source.stream.slots import slot_loss
 from walflow.spark.jars import telling_of_jars
 from walflow.spark.session import check_given, cores, jvm_ended, jvm_ended_error
 from walflow.states import stands_at
@@ -522,8 +526,8 @@ class Pipeline:
             except Exception as error:
                 # It only takes longer then; who writes must have ended before all else does.
                 _logger.warning("the destination could not be told of the end", error=str(error))
-        self._parts.syncer.close()
-        self._parts.upkeep.close()
+        self._parts.table_sync.close()
+        self._parts.maintenance.close()
         self._parts.lanes.close()
         self._parts.progress.close(self._coordinating.status() if self._error is None else None)
         self._parts.tables.save()

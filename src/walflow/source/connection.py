@@ -33,8 +33,8 @@ from walflow.errors import (
     WalLevelNotLogical,
 )
 from walflow.model import quote_identifier
+from walflow.source.codec.values import SESSION_OPTIONS
 from walflow.source.tls_hints import tls_hint
-from walflow.source.values import SESSION_OPTIONS
 
 __all__ = [
     "Session",

@@ -19,17 +19,17 @@ from pyspark.sql import functions as sf
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Column, TableSchema
 from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.identities import (
-    exact_texts,
+from walflow.spark.names import quoted
+from walflow.spark.row_identity import (
     identity_fields,
     identity_of,
     may_be_inexact,
-    no_exact,
+    no_overflow,
     only_old_texts,
+    overflow_texts,
     texts_map,
     without_old_texts,
 )
-from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -77,7 +77,7 @@ def _new_key(
 ) -> tuple[Sequence[Column], dict[str, Expr], dict[str, Expr] | None]:
     columns = schema.key_columns
     values = {c.name: sf.col(quoted(c.name)) for c in columns}
-    return columns, values, exact_texts(columns) if stats.exact else None
+    return columns, values, overflow_texts(columns) if stats.overflow else None
 
 
 def _key_of_new(schema: TableSchema, stats: ChangeStats) -> Expr:
@@ -87,7 +87,9 @@ def _key_of_new(schema: TableSchema, stats: ChangeStats) -> Expr:
 def _key_of_old(schema: TableSchema, stats: ChangeStats) -> Expr:
     columns = schema.key_columns
     values = {c.name: sf.col(f"_old.{quoted(c.name)}") for c in columns}
-    return identity_of(columns, values, exact_texts(columns, OLD_EXACT) if stats.exact else None)
+    return identity_of(
+        columns, values, overflow_texts(columns, OLD_EXACT) if stats.overflow else None
+    )
 
 
 def _change_kind(deleted: Expr) -> Expr:
@@ -108,7 +110,7 @@ def _net_by_key(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> Dat
         "_timestamp",
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(_key_type(schema)).alias("_old"),
-        (without_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("_exact"),
+        (without_old_texts(sf.col("_exact")) if stats.overflow else no_overflow()).alias("_exact"),
         *(sf.col(quoted(name)) for name in schema.column_names),
     )
 
@@ -121,11 +123,11 @@ def _key_type(schema: TableSchema) -> str:
 def base_key(base: Expr, schema: TableSchema, stats: ChangeStats) -> Expr:
     """The columns, and the exact texts, of a key that tells rows apart (see identity_of)."""
     columns = schema.key_columns
-    inexact = [c.name for c in columns if may_be_inexact(c)] if stats.exact else []
+    inexact = [c.name for c in columns if may_be_inexact(c)] if stats.overflow else []
     texts = [(name, base[f"f{len(columns) + n}"]) for n, name in enumerate(inexact)]
     return sf.struct(
         *(base[f"f{n}"].alias(c.name) for n, c in enumerate(columns)),
-        (texts_map(texts) if texts else no_exact()).alias("_exact"),
+        (texts_map(texts) if texts else no_overflow()).alias("_exact"),
     )
 
 
@@ -204,9 +206,9 @@ def _events(
         moves.alias("moves"),
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("row"),
         sf.col("_unchanged").alias("unchanged"),
-        (without_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("exact"),
+        (without_old_texts(sf.col("_exact")) if stats.overflow else no_overflow()).alias("exact"),
         sf.struct(*_key_alone(schema)).alias("old_row"),
-        (only_old_texts(sf.col("_exact")) if stats.exact else no_exact()).alias("old_exact"),
+        (only_old_texts(sf.col("_exact")) if stats.overflow else no_overflow()).alias("old_exact"),
     )
     arrivals = changed.drop("old_key", "moves", "old_row", "old_exact").withColumn(
         "departs", sf.lit(False)
@@ -338,7 +340,7 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         ).alias(name)
         for name in schema.column_names
     ]
-    exact = _merged_exact(schema, names) if stats.exact else no_exact()
+    overflow = _merged_overflow(schema, names) if stats.overflow else no_overflow()
     return states.select(
         _change_kind(sf.col("last.deletes")).alias("_change_type"),
         sf.col("last.kind").alias("_kind"),
@@ -348,7 +350,7 @@ def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         sf.when(unchanged.isNotNull() & moved, base_key(sf.col("base"), schema, stats)).alias(
             "_old"
         ),
-        exact.alias("_exact"),
+        overflow.alias("_exact"),
         *values,
     )
 
@@ -360,11 +362,11 @@ def sometimes_unsent(schema: TableSchema) -> list[Column]:
         c
         for c in schema.columns
         if c.name not in schema.key
-        and (c.spark_type not in _ALWAYS_SENT or c.position in schema.unpublished)
+        and (c.spark_type not in _ALWAYS_SENT or c.attnum in schema.unpublished)
     ]
 
 
-def _merged_exact(schema: TableSchema, known: Mapping[str, str]) -> Expr:
+def _merged_overflow(schema: TableSchema, known: Mapping[str, str]) -> Expr:
     """Each column's exact text from the change that its value is from."""
     texts = [
         (

@@ -9,8 +9,8 @@ from pyspark.sql import functions as sf
 
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.spark.changes import read_changes
-from walflow.spark.identities import may_be_inexact
 from walflow.spark.names import quoted
+from walflow.spark.row_identity import may_be_inexact
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -47,7 +47,7 @@ def _key(schema: TableSchema, stats: ChangeStats, place: str, prefix: str) -> li
     columns = []
     for number, column in enumerate(schema.key_columns):
         columns.append(sf.col(place + quoted(column.name)).alias(f"v{number}"))
-        if stats.exact and may_be_inexact(column):
+        if stats.overflow and may_be_inexact(column):
             text = sf.try_element_at(sf.col("_exact"), sf.lit(prefix + column.name))
             columns.append(text.alias(f"e{number}"))
     return columns

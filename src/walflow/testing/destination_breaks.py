@@ -161,11 +161,11 @@ class _Copy:
 
     @classmethod
     def of(cls, source: Source, spark: SparkSession) -> _Copy:
-        from walflow.spark.copies import read_copy
+        from walflow.spark.copied_rows import read_copy
 
         source.events(spark)  # the log goes on from here
         file = source.copy_file()
-        rows = read_copy(spark, [str(file)], source.schema, exact=False)
+        rows = read_copy(spark, [str(file)], source.schema, overflow=False)
         return cls(source.schema, file, rows, source.position)
 
     def begin(self, destination: Destination) -> None:

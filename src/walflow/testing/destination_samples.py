@@ -17,7 +17,7 @@ __all__ = [
     "ALL_TYPES",
     "keyed_source",
     "keyless_source",
-    "other_form",
+    "other_schema",
     "source_of",
     "tell_keyed_story",
     "tell_keyless_story",
@@ -152,8 +152,8 @@ def tell_types(source: Source, first: int) -> None:
         )
 
 
-def other_form(schema: TableSchema) -> TableSchema:
+def other_schema(schema: TableSchema) -> TableSchema:
     """The keyed table with ``v`` renamed, ``big`` dropped, and a column added."""
     key, value, _ = schema.columns
-    added = Column("n", PgType("integer", 23, 23), "int", position=9, missing="7")
+    added = Column("n", PgType("integer", 23, 23), "int", attnum=9, missing="7")
     return replace(schema, columns=(key, replace(value, name="w"), added))

@@ -65,7 +65,7 @@ from walflow.testing.destination_samples import (
     ALL_TYPES,
     keyed_source,
     keyless_source,
-    other_form,
+    other_schema,
     source_of,
     tell_keyed_story,
     tell_keyless_story,
@@ -254,7 +254,7 @@ class DestinationContract(RestartContract):
         destination.write_events(events)
         check(source)
 
-    def test_a_round_whose_answer_got_lost(
+    def test_a_batch_whose_answer_got_lost(
         self,
         destination: Destination,
         spark: SparkSession,
@@ -280,7 +280,7 @@ class DestinationContract(RestartContract):
         faulty.write_events(events)
         check(source)
 
-    def test_a_round_that_comes_again_with_more(
+    def test_a_batch_that_comes_again_with_more(
         self,
         destination: Destination,
         spark: SparkSession,
@@ -309,7 +309,7 @@ class DestinationContract(RestartContract):
     ) -> None:
         source = keyed_source(tmp_path)
         copy(destination, spark, source)
-        way = source.change_form(other_form(source.schema), {"n": 7})
+        way = source.change_schema(other_schema(source.schema), {"n": 7})
         if not follow(destination, way):
             copy(destination, spark, source)
         with source.transaction():
@@ -342,9 +342,9 @@ class DestinationContract(RestartContract):
         # And in one call.
         for source in sources:
             tell_truncate_story(source)
-        rounds = [source.events(spark) for source in sources]
-        span = Span(rounds[0].span.after, rounds[0].span.upto)
-        destination.write_events(Events(span, tuple(round.tables[0] for round in rounds)))
+        batches = [source.events(spark) for source in sources]
+        span = Span(batches[0].span.after, batches[0].span.upto)
+        destination.write_events(Events(span, tuple(batch.tables[0] for batch in batches)))
         for source in sources:
             check(source)
 

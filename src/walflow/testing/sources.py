@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from walflow.destinations.base import Events, TableChanges
 from walflow.evolution import Evolution
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
-from walflow.source.values import arrow_type
-from walflow.spark.copies import read_copy
+from walflow.source.codec.values import arrow_type
+from walflow.spark.copied_rows import read_copy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,9 +114,9 @@ class Source:
     def _note(
         self, kind: str, row: Row, unsent: Sequence[str] = (), old: Row | None = None
     ) -> None:
-        exact = {n: v.text for n, v in row.items() if isinstance(v, Inexact) and n not in unsent}
+        overflow = {n: v.text for n, v in row.items() if isinstance(v, Inexact) and n not in unsent}
         if old is not None:
-            exact |= {f"_old.{n}": v.text for n, v in old.items() if isinstance(v, Inexact)}
+            overflow |= {f"_old.{n}": v.text for n, v in old.items() if isinstance(v, Inexact)}
         held = {name: _near(value) for name, value in row.items() if name not in unsent}
         self._log.append(
             {
@@ -127,7 +127,7 @@ class Source:
                 "_xid": self._lsn,
                 "_unchanged": list(unsent) or None,
                 "_old": None if old is None else {n: _near(v) for n, v in old.items()},
-                "_exact": list(exact.items()) or None,
+                "_exact": list(overflow.items()) or None,
                 **{name: held.get(name) for name in self.schema.column_names},
             }
         )
@@ -166,16 +166,16 @@ class Source:
         pq.write_table(pa.table(arrays, list(types)), file)
         return file
 
-    def change_form(self, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
+    def change_schema(self, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
         """Give the table another form: ``missing`` is what its rows have in columns that are new.
         What was done before has to be told first (``events``)."""
         assert not self._log, "there are changes of the form before"
         before = self.schema
-        was = {column.position: column.name for column in before.columns}
+        was = {column.attnum: column.name for column in before.columns}
         self.rows = [
             {
-                column.name: row[was[column.position]]
-                if column.position in was
+                column.name: row[was[column.attnum]]
+                if column.attnum in was
                 else missing.get(column.name)
                 for column in after.columns
             }
@@ -187,18 +187,18 @@ class Source:
     def copy_rows(self, spark: SparkSession) -> DataFrame:
         """All rows as they are now, as a destination is given them; the log goes on from here."""
         self.events(spark)
-        exact = any(isinstance(value, Inexact) for row in self.rows for value in row.values())
-        files = [str(self.copy_file(exact))] if self.rows else []
-        return read_copy(spark, files, self.schema, exact)
+        overflow = any(isinstance(value, Inexact) for row in self.rows for value in row.values())
+        files = [str(self.copy_file(overflow))] if self.rows else []
+        return read_copy(spark, files, self.schema, overflow)
 
-    def copy_file(self, exact: bool = False) -> Path:
+    def copy_file(self, overflow: bool = False) -> Path:
         """All rows as they are now, as a file of the copy."""
         arrays = [
             pa.array([_near(row[c.name]) for row in self.rows], _arrow(c.spark_type))
             for c in self.schema.columns
         ]
         names = list(self.schema.column_names)
-        if exact:
+        if overflow:
             texts = [
                 [(n, v.text) for n, v in row.items() if isinstance(v, Inexact)] or None
                 for row in self.rows
@@ -225,7 +225,7 @@ def _stats(log: Sequence[Row]) -> ChangeStats:
         key_changes=sum(row["_old"] is not None for row in log),
         truncates=len(truncates),
         unchanged=any(row["_unchanged"] is not None for row in log),
-        exact=any(row["_exact"] is not None for row in log),
+        overflow=any(row["_exact"] is not None for row in log),
         last_truncate=max(truncates, default=None),
     )
 
@@ -255,14 +255,14 @@ def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
 
 def way_to(before: TableSchema, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
     """From one form to the other, told by the columns' numbers."""
-    was = {column.position: column for column in before.columns}
-    now = {column.position: column for column in after.columns}
+    was = {column.attnum: column for column in before.columns}
+    now = {column.attnum: column for column in after.columns}
     stayed = [(was[number], now[number]) for number in was.keys() & now.keys()]
     return Evolution(
         before,
         after,
-        added=tuple(column for column in after.columns if column.position not in was),
-        dropped=tuple(column for column in before.columns if column.position not in now),
+        added=tuple(column for column in after.columns if column.attnum not in was),
+        dropped=tuple(column for column in before.columns if column.attnum not in now),
         renamed=tuple((old, new) for old, new in stayed if old.name != new.name),
         widened=tuple((old, new) for old, new in stayed if old.spark_type != new.spark_type),
         missing=missing,

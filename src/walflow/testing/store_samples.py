@@ -25,8 +25,8 @@ SCHEMA = TableSchema(
     oid=ORDERS,
     name=TableName("public", 'the "orders"'),
     columns=(
-        Column("id", _INT, "int", nullable=False, position=1),
-        Column("größe", _TAGS, "array<string>", position=3),
+        Column("id", _INT, "int", nullable=False, attnum=1),
+        Column("größe", _TAGS, "array<string>", attnum=3),
     ),
     key=("id",),
     replica_identity=ReplicaIdentity.FULL,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from walflow.destinations.delta import upkeep
+from walflow.destinations.delta import maintenance
 from walflow.destinations.delta.commits import newest_version
 from walflow.destinations.delta.entries import Entries
 from walflow.destinations.delta.tables import (
@@ -38,8 +38,8 @@ from walflow.destinations.lake.format import (
     Stored,
     Version,
 )
-from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.model import Lsn, TableName
 from walflow.spark.names import quoted
 
@@ -97,24 +97,24 @@ class DeltaFormat:
     def check_names(self, name: TableName, columns: Collection[str]) -> None:
         check_names(name, columns)
 
-    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
-        check_names(form.name, [column.name for column in form.columns])
-        create_table(spark, self.identifier(form.name), form, owner)
+    def create(self, spark: SparkSession, lake_schema: LakeTableSchema, owner: Owner) -> None:
+        check_names(lake_schema.name, [column.name for column in lake_schema.columns])
+        create_table(spark, self.identifier(lake_schema.name), lake_schema, owner)
 
-    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+    def replace(self, rows: DataFrame, lake_schema: LakeTableSchema, stamp: Stamp) -> None:
         """(No column is NOT NULL then: Spark cannot know that of rows that it has read.)"""
-        check_names(form.name, [column.name for column in form.columns])
-        writer = rows.writeTo(self.identifier(form.name))
-        for name, value in all_properties(form, stamp.owner).items():
+        check_names(lake_schema.name, [column.name for column in lake_schema.columns])
+        writer = rows.writeTo(self.identifier(lake_schema.name))
+        for name, value in all_properties(lake_schema, stamp.owner).items():
             writer = writer.tableProperty(name, value)
         with stamped(rows.sparkSession, stamp):
             writer.using("delta").createOrReplace()
-        self._enter(rows.sparkSession, form.name)
+        self._enter(rows.sparkSession, lake_schema.name)
 
     def adopt(
         self,
         spark: SparkSession,
-        form: StoredForm,
+        lake_schema: LakeTableSchema,
         files: Sequence[Path],
         constants: Mapping[str, Constant],
         stamp: Stamp,
@@ -179,27 +179,29 @@ class DeltaFormat:
         return f"{self.identifier(name)} VERSION AS OF {version}"
 
     def versions(self, spark: SparkSession, name: TableName) -> list[Version]:
-        return upkeep.versions(self._folder(name))
+        return maintenance.versions(self._folder(name))
 
     def versions_at(
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
     ) -> dict[TableName, int]:
-        found = {name: upkeep.version_at(self._folder(name), at) for name, at in positions.items()}
+        found = {
+            name: maintenance.version_at(self._folder(name), at) for name, at in positions.items()
+        }
         return {name: version for name, version in found.items() if version is not None}
 
     def compact(
         self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
     ) -> Compacted:
-        done = upkeep.compact(spark, self._folder(name), policy)
+        done = maintenance.compact(spark, self._folder(name), policy)
         return Compacted.UNSTAMPED if done else Compacted.NOTHING
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime
     ) -> None:
-        upkeep.expire(spark, self._folder(name), versions)
+        maintenance.expire(spark, self._folder(name), versions)
 
     def remove_orphans(self, spark: SparkSession, name: TableName, before: datetime) -> None:
-        upkeep.remove_orphans(spark, self._folder(name), before)
+        maintenance.remove_orphans(spark, self._folder(name), before)
 
     def _enter(self, spark: SparkSession, name: TableName) -> None:
         if self._entries is not None:

@@ -19,10 +19,10 @@ from walflow.destinations.delta.commits import (
     newest_version,
 )
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.properties import is_table_owned, properties_of
+from walflow.destinations.lake.table_schema import LakeTableSchema, table_properties
 from walflow.errors import DestinationError
 from walflow.evolution import NotFollowed
 from walflow.model import TableName
@@ -128,8 +128,8 @@ def table_identifier(warehouse: Path, name: TableName) -> str:
     return identifier_of(table_folder(warehouse, name))
 
 
-def all_properties(form: StoredForm, owner: Owner) -> dict[str, str]:
-    return {**_PROPERTIES, **owner.properties, **table_properties(form)}
+def all_properties(lake_schema: LakeTableSchema, owner: Owner) -> dict[str, str]:
+    return {**_PROPERTIES, **owner.properties, **table_properties(lake_schema)}
 
 
 def check_names(table: TableName, columns: Collection[str]) -> None:
@@ -154,12 +154,17 @@ def check_names(table: TableName, columns: Collection[str]) -> None:
     )
 
 
-def create_table(spark: SparkSession, identifier: str, form: StoredForm, owner: Owner) -> None:
+def create_table(
+    spark: SparkSession, identifier: str, lake_schema: LakeTableSchema, owner: Owner
+) -> None:
     """Make the empty table."""
     properties = ", ".join(
-        f"{literal(name)} = {literal(value)}" for name, value in all_properties(form, owner).items()
+        f"{literal(name)} = {literal(value)}"
+        for name, value in all_properties(lake_schema, owner).items()
     )
-    spark.sql(f"CREATE TABLE {identifier} ({form.ddl}) USING delta TBLPROPERTIES ({properties})")
+    spark.sql(
+        f"CREATE TABLE {identifier} ({lake_schema.ddl}) USING delta TBLPROPERTIES ({properties})"
+    )
 
 
 def alter_table(spark: SparkSession, identifier: str, clauses: Sequence[str]) -> None:

@@ -64,7 +64,10 @@ def json_events(table: TableSchema, batch: pa.RecordBatch) -> list[Object]:
         }
         exact, old_exact = own_and_old(texts)
         if kind == ChangeType.DELETE:
-            event |= {"old": {name: row[name] for name in identity}, **_given(old_exact=exact)}
+            event |= {
+                "old": {name: row[name] for name in identity},
+                **_given(old_exact=exact),
+            }
         elif kind != ChangeType.TRUNCATE:
             left_out = frozenset(unchanged or ())
             event["row"] = {name: value for name, value in row.items() if name not in left_out}

@@ -31,10 +31,10 @@ from walflow.destinations.iceberg.tables import (
     all_properties,
 )
 from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored, Version
-from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.names import folder_names
 from walflow.destinations.lake.owner import OWN_NAMESPACE, POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
+from walflow.destinations.lake.table_schema import EXACT, LakeTableSchema
 from walflow.destinations.lake.written_back import is_undone
 from walflow.model import Lsn, TableName
 from walflow.spark.connect import is_remote_session
@@ -96,8 +96,8 @@ class Bridge:
             self.columnar.forget(name)
         self._seen[name] = table
         # As JSON: each value that is asked for by itself is a call to the JVM.
-        form = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
-        columns = {field.name: field.dataType.simpleString() for field in form.fields}
+        lake_schema = StructType.fromJson(json.loads(self._schemas.convert(table.schema()).json()))
+        columns = {field.name: field.dataType.simpleString() for field in lake_schema.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
         properties[FORMAT_VERSION] = str(_format_version(table))
         position = newest_position(table)
@@ -148,7 +148,7 @@ class Bridge:
 
     def adopt(
         self,
-        form: StoredForm,
+        lake_schema: LakeTableSchema,
         files: Sequence[Path],
         constants: Mapping[str, Constant],
         stamp: Stamp,
@@ -161,21 +161,23 @@ class Bridge:
         have values that the format's version has no place for. What the former snapshots consist
         of stays for their readers, until the snapshots expire.
         """
-        former = self._load(form.name)
+        former = self._load(lake_schema.name)
         # Iceberg leads no table back to an older version of its format.
         version = max(self._version, 0 if former is None else _format_version(former))
         # Our columns are not in the files: they come later, with what they are to be read as.
-        ours = {column.name: column.spark_type for column in form.ours}
+        ours = {column.name: column.spark_type for column in lake_schema.ours}
         if version < WITH_VECTORS and any(constants.get(name) is not None for name in ours):
             return False
         in_files = ", ".join(
             f"{quoted(c.name)} {c.spark_type}{'' if c.nullable else ' NOT NULL'}"
-            for c in form.columns
+            for c in lake_schema.columns
             if c.name not in ours
         )
         schema = self._schemas.convert(self._struct_type.fromDDL(in_files))
-        builder = self._catalog.buildTable(self._identifier(form.name), schema)
-        builder = builder.withProperties(self._java_map(all_properties(form, stamp.owner, version)))
+        builder = self._catalog.buildTable(self._identifier(lake_schema.name), schema)
+        builder = builder.withProperties(
+            self._java_map(all_properties(lake_schema, stamp.owner, version))
+        )
         if former is None:
             transaction = builder.createTransaction()
         else:

@@ -13,7 +13,7 @@ import structlog
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
-from walflow.destinations.iceberg.columnar import ColumnarTables, NotInColumns
+from walflow.destinations.iceberg.columnar import ColumnarTables, FallBackToSpark
 from walflow.destinations.iceberg.maintenance import (
     compact,
     expire,
@@ -55,8 +55,8 @@ from walflow.destinations.lake.format import (
     Stored,
     Version,
 )
-from walflow.destinations.lake.forms import StoredForm
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.model import Lsn, TableName
 from walflow.spark.names import TARGET, quoted
 
@@ -132,16 +132,16 @@ class IcebergFormat:
     def check_names(self, name: TableName, columns: Collection[str]) -> None:
         """Any names will do."""
 
-    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
-        create_table(spark, form, owner, self._version)
+    def create(self, spark: SparkSession, lake_schema: LakeTableSchema, owner: Owner) -> None:
+        create_table(spark, lake_schema, owner, self._version)
 
-    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+    def replace(self, rows: DataFrame, lake_schema: LakeTableSchema, stamp: Stamp) -> None:
         """(No column is NOT NULL then: Spark cannot know that of rows that it has read.)"""
-        stored = self.look(rows.sparkSession, form.name)
+        stored = self.look(rows.sparkSession, lake_schema.name)
         # Iceberg leads no table back to an older version of its format.
         version = max(self._version, 0 if stored is None else _version_of(stored))
-        writer = rows.writeTo(table_identifier(form.name))
-        for name, value in all_properties(form, stamp.owner, version).items():
+        writer = rows.writeTo(table_identifier(lake_schema.name))
+        for name, value in all_properties(lake_schema, stamp.owner, version).items():
             writer = writer.tableProperty(name, value)
         with stamped(rows.sparkSession, stamp):
             writer.using("iceberg").createOrReplace()
@@ -149,13 +149,13 @@ class IcebergFormat:
     def adopt(
         self,
         spark: SparkSession,
-        form: StoredForm,
+        lake_schema: LakeTableSchema,
         files: Sequence[Path],
         constants: Mapping[str, Constant],
         stamp: Stamp,
     ) -> bool:
         bridge = self._bridge(spark)
-        return bridge is not None and bridge.adopt(form, files, constants, stamp)
+        return bridge is not None and bridge.adopt(lake_schema, files, constants, stamp)
 
     def stamped(self, spark: SparkSession, stamp: Stamp) -> AbstractContextManager[None]:
         return stamped(spark, stamp)
@@ -240,7 +240,7 @@ class IcebergFormat:
         if (columnar := self.columnar(spark)) is not None:
             try:
                 done = columnar.compact(name, policy, stamp)
-            except NotInColumns:
+            except FallBackToSpark:
                 pass
             else:
                 return Compacted.STAMPED if done else Compacted.NOTHING

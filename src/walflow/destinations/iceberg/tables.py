@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from pyspark.errors import UnsupportedOperationException
 
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.forms import StoredForm, table_properties
 from walflow.destinations.lake.names import folder_names, name_of_folder
 from walflow.destinations.lake.owner import Owner, Place, Stamp, position_of
 from walflow.destinations.lake.properties import is_table_owned, properties_of
+from walflow.destinations.lake.table_schema import LakeTableSchema, table_properties
 from walflow.destinations.lake.written_back import is_undone
 from walflow.model import TableName
 from walflow.spark.names import literal, quoted
@@ -115,13 +115,13 @@ def table_identifier(name: TableName) -> str:
     return f"{CATALOG}.{quoted(schema)}.{quoted(table)}"
 
 
-def all_properties(form: StoredForm, owner: Owner, version: int) -> dict[str, str]:
+def all_properties(lake_schema: LakeTableSchema, owner: Owner, version: int) -> dict[str, str]:
     """Of a table that is made, in this version of Iceberg's format."""
     return {
         FORMAT_VERSION: str(version),
         **_PROPERTIES,
         **owner.properties,
-        **table_properties(form),
+        **table_properties(lake_schema),
     }
 
 
@@ -146,14 +146,16 @@ def drop_namespace(spark: SparkSession, name: TableName) -> None:
         spark.sql(f"DROP NAMESPACE IF EXISTS {CATALOG}.{quoted(folder_names(name)[0])}")
 
 
-def create_table(spark: SparkSession, form: StoredForm, owner: Owner, version: int) -> None:
+def create_table(
+    spark: SparkSession, lake_schema: LakeTableSchema, owner: Owner, version: int
+) -> None:
     """Make the empty table."""
     properties = ", ".join(
         f"{literal(name)} = {literal(value)}"
-        for name, value in all_properties(form, owner, version).items()
+        for name, value in all_properties(lake_schema, owner, version).items()
     )
     spark.sql(
-        f"CREATE TABLE {table_identifier(form.name)} ({form.ddl})"
+        f"CREATE TABLE {table_identifier(lake_schema.name)} ({lake_schema.ddl})"
         f" USING iceberg TBLPROPERTIES ({properties})"
     )
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from walflow.destinations.lake.destination import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.forms import EXACT, Metadata, TablePlan, plan_of
-from walflow.destinations.lake.maintenance import UpkeepPlan, upkeep_of
+from walflow.destinations.lake.maintenance import MaintenancePlan, maintenance_of
 from walflow.destinations.lake.owner import Owner
+from walflow.destinations.lake.table_schema import EXACT, Metadata, TablePlan, plan_of
 
 __all__ = [
     "EXACT",
     "LakeDestination",
     "LakeFormat",
+    "MaintenancePlan",
     "Metadata",
     "Owner",
     "TablePlan",
-    "UpkeepPlan",
+    "maintenance_of",
     "plan_of",
-    "upkeep_of",
 ]

@@ -11,46 +11,46 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from walflow.destinations.base import Events, Picture, TableChanges, TablesFailed
-from walflow.destinations.lake.evolving import change_form
+from walflow.destinations.base import ConsistentCut, Events, TableChanges, TablesFailed
+from walflow.destinations.lake.batch import Batch, stored_rows
+from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
-from walflow.destinations.lake.forms import (
-    COPY,
-    EXACT,
-    StoredForm,
-    TablePlan,
-    has_columns,
-    is_as_planned,
-    stored_form,
-)
 from walflow.destinations.lake.freshness import (
     Parts,
     ViewedTables,
 )
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
-from walflow.destinations.lake.known import KnownTables
-from walflow.destinations.lake.maintenance import Schedule, UpkeepPlan, look_after
+from walflow.destinations.lake.known_tables import KnownTables
+from walflow.destinations.lake.maintenance import MaintenancePlan, Schedule, maintain
 from walflow.destinations.lake.modes import MODES
-from walflow.destinations.lake.noted_pictures import NotedPictures
+from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.destinations.lake.owner import Owner, Stamp
-from walflow.destinations.lake.pictures import AsOf, KeptPicture, Pictures
 from walflow.destinations.lake.queries import query_as_of, reading_query
 from walflow.destinations.lake.recopying import (
-    bring_to_form,
+    bring_to_schema,
     check_key,
     has_past,
     write_differences,
 )
-from walflow.destinations.lake.rounds import Round, stored_rows
+from walflow.destinations.lake.schema_changes import change_schema
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.spark_errors import as_our_errors
-from walflow.destinations.lake.trying import scratch_name, try_out
+from walflow.destinations.lake.table_schema import (
+    COPY,
+    EXACT,
+    LakeTableSchema,
+    TablePlan,
+    has_columns,
+    is_as_planned,
+    lake_table_schema,
+)
+from walflow.destinations.lake.trial import scratch_name, try_out
 from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import TableMoved, WalflowError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Lsn, Span, TableName, TableSchema
 from walflow.spark.changes import EXACT_TYPE
-from walflow.spark.copies import read_copy
+from walflow.spark.copied_rows import read_copy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,8 +69,8 @@ class LakeDestination:
         owner: Owner,
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
-        upkeep: UpkeepPlan | None = None,
-        noted: NotedPictures | None = None,
+        maintenance: MaintenancePlan | None = None,
+        noted: NotedCuts | None = None,
         workers: int = 4,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,10 +80,10 @@ class LakeDestination:
         self._format = format
         self._owner = owner
         self._plan = plan
-        self._upkeep = upkeep or UpkeepPlan()
-        self._schedule = Schedule(self._upkeep)
+        self._maintenance = maintenance or MaintenancePlan()
+        self._schedule = Schedule(self._maintenance)
         self._clock = clock
-        self._pictures = Pictures(format, owner, self._upkeep.keep_seconds, noted, clock)
+        self._cuts = ConsistentCuts(format, owner, self._maintenance.keep_seconds, noted, clock)
         self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
@@ -121,28 +121,28 @@ class LakeDestination:
 
     def truncate_table(self, table: TableSchema) -> None:
         """Drop the table, if it is ours, and make it anew without a position."""
-        form = self._form(table, exact=False)
+        lake_schema = self._lake_schema(table, overflow=False)
         with self._writing(table.name) as spark:
             if self._tables.look(spark, table.name) is not None:
                 self._drop(spark, table.name)
-            self._format.create(spark, form, self._owner)
+            self._format.create(spark, lake_schema, self._owner)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
-        exact = "_exact" in rows.columns
+        overflow = "_exact" in rows.columns
         with self._writing(table.name) as spark:
             stored = self._tables.look(spark, table.name)
-            had_exact = stored is not None and EXACT in stored.columns
-            form = self._form(table, exact=exact or had_exact)
+            had_overflow = stored is not None and EXACT in stored.columns
+            lake_schema = self._lake_schema(table, overflow=overflow or had_overflow)
             if stored is None:
-                self._format.create(spark, form, self._owner)
-            elif exact and not had_exact:
+                self._format.create(spark, lake_schema, self._owner)
+            elif overflow and not had_overflow:
                 self._format.add_column(spark, table.name, EXACT, EXACT_TYPE)
             with _in_session(rows, spark) as own:
-                ours = self._constants(form, None)
-                self._format.append(stored_rows(own, form, ours), table.name)
+                ours = self._constants(lake_schema, None)
+                self._format.append(stored_rows(own, lake_schema, ours), table.name)
 
     def adopt_files(
-        self, table: TableSchema, files: Sequence[Path], position: Lsn, exact: bool
+        self, table: TableSchema, files: Sequence[Path], position: Lsn, overflow: bool
     ) -> None:
         """See AdoptsFiles. The files are taken over as they are where the format can; where not,
         Spark writes their rows.
@@ -150,28 +150,33 @@ class LakeDestination:
         Former snapshots of the table stay for their readers until they expire. A table that keeps
         the past is not replaced: see lake.recopying.
         """
-        form, stamp = self._form(table, exact=exact), Stamp(self._owner, position)
-        constants = self._constants(form, position)
+        lake_schema, stamp = (
+            self._lake_schema(table, overflow=overflow),
+            Stamp(self._owner, position),
+        )
+        constants = self._constants(lake_schema, position)
         with self._writing(table.name) as spark:
             # Whose it is decides whether it may be replaced.
             stored = self._tables.look(spark, table.name)
             if stored is not None and has_past(spark, self._format, table.name, stored):
-                form = self._form(table, exact=EXACT in stored.columns)
-                bring_to_form(spark, self._format, form, stored, stamp)
-                rows = read_copy(spark, [str(file) for file in files], table, exact)
-                write_differences(rows, self._format, form, stamp, datetime.now(UTC))
+                lake_schema = self._lake_schema(table, overflow=EXACT in stored.columns)
+                bring_to_schema(spark, self._format, lake_schema, stored, stamp)
+                rows = read_copy(spark, [str(file) for file in files], table, overflow)
+                write_differences(rows, self._format, lake_schema, stamp, datetime.now(UTC))
                 return
 
-            def copy(form: StoredForm) -> None:
-                if not self._format.adopt(spark, form, files, constants, stamp):
-                    rows = read_copy(spark, [str(file) for file in files], table, exact)
-                    self._format.replace(stored_rows(rows, form, constants), form, stamp)
+            def copy(lake_schema: LakeTableSchema) -> None:
+                if not self._format.adopt(spark, lake_schema, files, constants, stamp):
+                    rows = read_copy(spark, [str(file) for file in files], table, overflow)
+                    self._format.replace(
+                        stored_rows(rows, lake_schema, constants), lake_schema, stamp
+                    )
 
-            if self._viewed.wanted(form, files):
-                self._viewed.replace(spark, form, stamp, copy)
+            if self._viewed.wanted(lake_schema, files):
+                self._viewed.replace(spark, lake_schema, stamp, copy)
             else:
                 self._viewed.hide(spark, table.name)
-                copy(form)
+                copy(lake_schema)
                 self._viewed.drop_parts(spark, table.name)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
@@ -180,9 +185,11 @@ class LakeDestination:
             parts = Parts.of(table.name, self._tables.look(spark, table.name))
             self._format.touch(spark, table.name if parts is None else parts.changes)
 
-    def _constants(self, form: StoredForm, position: Lsn | None) -> Mapping[str, Constant]:
+    def _constants(
+        self, lake_schema: LakeTableSchema, position: Lsn | None
+    ) -> Mapping[str, Constant]:
         """What our columns have in rows of a copy."""
-        names, time = form.metadata, datetime.now(UTC)
+        names, time = lake_schema.metadata, datetime.now(UTC)
         metadata: dict[str, Constant] = {}
         if names is not None:
             metadata = {
@@ -190,7 +197,7 @@ class LakeDestination:
                 names.lsn: None if position is None else int(position),
                 names.timestamp: time,
             }
-        return MODES[form.plan.mode].copied(form, metadata, time)
+        return MODES[lake_schema.plan.mode].copied(lake_schema, metadata, time)
 
     # Changes.
 
@@ -241,14 +248,14 @@ class LakeDestination:
             plan, is_viewed = self._plan(table.name), Parts.of(table.name, stored) is not None
             if not is_viewed and may_have_kept_columns(todo, plan):
                 todo = with_kept_columns(todo, plan, stored)
-            form = self._form(todo.schema, exact=EXACT in stored.columns)
+            lake_schema = self._lake_schema(todo.schema, overflow=EXACT in stored.columns)
             stamp = Stamp(self._owner, span.upto, position)
             with self._format.stamped(spark, stamp):
-                round = Round(self._format, form, todo, position, stamp)
+                batch = Batch(self._format, lake_schema, todo, position, stamp)
                 if not is_viewed:
-                    MODES[form.plan.mode].apply(round)
+                    MODES[lake_schema.plan.mode].apply(batch)
                 else:
-                    self._viewed.apply(round, span.upto, stored)
+                    self._viewed.apply(batch, span.upto, stored)
             after = self._tables.look_anew(spark, table.name)
             if after is None or after.position != span.upto:
                 raise TableMoved(
@@ -284,14 +291,14 @@ class LakeDestination:
                 or not self._is_as_planned(evolution.after, stored)
             ):
                 raise NotFollowed("the destination has no complete copy that could be changed")
-            form = self._form(evolution.after, exact=EXACT in stored.columns)
+            lake_schema = self._lake_schema(evolution.after, overflow=EXACT in stored.columns)
             if Parts.of(name, stored) is not None:
-                self._viewed.change(spark, form, evolution, stored)
-                self._pictures.forget(name)
+                self._viewed.change(spark, lake_schema, evolution, stored)
+                self._cuts.forget(name)
             else:
-                change_form(spark, self._format, form, evolution, self._owner)
+                change_schema(spark, self._format, lake_schema, evolution, self._owner)
                 if evolution.key_changed:
-                    check_key(spark, self._format, form)
+                    check_key(spark, self._format, lake_schema)
 
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """See RenamesTables. False too if there is another table of that name."""
@@ -304,7 +311,7 @@ class LakeDestination:
                 return taken
             if taken or Parts.of(table.name, stored) is not None:
                 return False
-            self._pictures.forget(name)
+            self._cuts.forget(name)
             return self._format.rename(spark, table.name, name)
 
     def drop_table(self, table: TableSchema) -> None:
@@ -313,7 +320,7 @@ class LakeDestination:
             self._tables.forget(table.name)
             self._tables.look(spark, table.name)
             self._drop(spark, table.name)
-            self._pictures.forget(table.name)
+            self._cuts.forget(table.name)
 
     def own_tables(self) -> list[TableName]:
         with as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
@@ -354,36 +361,43 @@ class LakeDestination:
                     continue
                 stamp = Stamp(self._owner, part.position, part.position)
                 is_base = parts is not None and name == parts.base
-                needed = partial(self._pictures.needed, spark, table.name, base=is_base)
+                needed = partial(self._cuts.needed, spark, table.name, base=is_base)
                 with self._format.stamped(spark, stamp):
-                    look_after(
-                        spark, self._format, name, self._upkeep, due, needed, stamp, self._clock
+                    maintain(
+                        spark,
+                        self._format,
+                        name,
+                        self._maintenance,
+                        due,
+                        needed,
+                        stamp,
+                        self._clock,
                     )
 
-    def record_progress(self, picture: Picture) -> bool:
+    def record_progress(self, cut: ConsistentCut) -> bool:
         """See KeepsProgress."""
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             viewed = {
                 name: parts
-                for name in (table.table for table in picture.tables)
+                for name in (table.table for table in cut.tables)
                 if (parts := Parts.of(name, self._tables.seen(spark, name))) is not None
             }
-            return self._pictures.record(spark, picture, viewed)
+            return self._cuts.record(spark, cut, viewed)
 
     def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
         """The newest picture that is kept, or the newest one up to the position or the time."""
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
-            picture = self._pictures.newest(spark, position, moment)
-            if picture is None:
+            cut = self._cuts.newest(spark, position, moment)
+            if cut is None:
                 return None
             queries = [
-                query_as_of(spark, self._format, self._viewed, table) for table in picture.tables
+                query_as_of(spark, self._format, self._viewed, table) for table in cut.tables
             ]
-            return AsOf(picture, tuple(queries))
+            return AsOf(cut, tuple(queries))
 
-    def oldest_picture(self) -> KeptPicture | None:
+    def oldest_cut(self) -> KeptCut | None:
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
-            return self._pictures.oldest(spark)
+            return self._cuts.oldest(spark)
 
     # Tables that are shown by a view: see lake.freshness.
 
@@ -417,13 +431,13 @@ class LakeDestination:
             return None
         return self._tables.known(spark, table.name)
 
-    def _form(self, table: TableSchema, *, exact: bool) -> StoredForm:
-        return stored_form(table, self._plan(table.name), exact=exact)
+    def _lake_schema(self, table: TableSchema, *, overflow: bool) -> LakeTableSchema:
+        return lake_table_schema(table, self._plan(table.name), overflow=overflow)
 
     def _is_as_planned(self, table: TableSchema, stored: Stored) -> bool:
         if not is_as_planned(self._plan(table.name), stored.properties):
             return False
-        return self._viewed.is_as_wanted(self._form(table, exact=False), stored)
+        return self._viewed.is_as_wanted(self._lake_schema(table, overflow=False), stored)
 
     # Sessions.
 
@@ -438,7 +452,7 @@ class LakeDestination:
             try:
                 yield spark
             finally:
-                self._pictures.forget(name)
+                self._cuts.forget(name)
 
     @contextmanager
     def _session(self, name: TableName) -> Iterator[SparkSession]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from walflow.destinations.lake.columnar import ColumnarChanges
-from walflow.destinations.lake.forms import StoredForm
+from walflow.destinations.lake.net_columns import ColumnarChanges
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.model import Lsn, TableName
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ class Columnar(Protocol):
     nothing has happened."""
 
     def merge(
-        self, form: StoredForm, settle: Callable[[], ColumnarChanges], begins: Lsn, stamp: Stamp
+        self,
+        lake_schema: LakeTableSchema,
+        match_columns: Callable[[], ColumnarChanges],
+        begins: Lsn,
+        stamp: Stamp,
     ) -> bool:
         """Put the rows in the place of those with the keys, in one commit with the stamp.
         ``settle`` tells what the changes come to since the position at which the table is
@@ -175,17 +179,17 @@ class LakeFormat(Protocol):
     def check_names(self, name: TableName, columns: Collection[str]) -> None:
         """DestinationError if a table cannot have columns of these names."""
 
-    def create(self, spark: SparkSession, form: StoredForm, owner: Owner) -> None:
+    def create(self, spark: SparkSession, lake_schema: LakeTableSchema, owner: Owner) -> None:
         """Make the table, empty and without a position. There is none."""
 
-    def replace(self, rows: DataFrame, form: StoredForm, stamp: Stamp) -> None:
+    def replace(self, rows: DataFrame, lake_schema: LakeTableSchema, stamp: Stamp) -> None:
         """Make these rows (all columns of the form, in order) the table, whatever was there, in
         one commit with the stamp. Readers see the former table or this one."""
 
     def adopt(
         self,
         spark: SparkSession,
-        form: StoredForm,
+        lake_schema: LakeTableSchema,
         files: Sequence[Path],
         constants: Mapping[str, Constant],
         stamp: Stamp,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from walflow.destinations.base import FormerChanges, TableChanges
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.forms import COLUMNS, TablePlan, column_numbers, keeps_dropped
+from walflow.destinations.lake.table_schema import COLUMNS, TablePlan, column_numbers, keeps_dropped
 from walflow.evolution import Evolution, widens
 from walflow.model import Column, TableSchema
 
@@ -41,20 +41,21 @@ def with_kept_columns(changes: TableChanges, plan: TablePlan, stored: Stored) ->
     # Only tables with one row a row have a value that could stay: a version, or a row of a
     # history, is a new one.
     stays = plan.mode in ("mirror", "soft_delete")
-    form = replace(
+    lake_schema = replace(
         present,
         columns=(*present.columns, *kept.values()),
         unpublished=present.unpublished | numbers if stays else present.unpublished - numbers,
     )
     former = tuple(
-        replace(part, evolution=_to_form(part.evolution, form, kept)) for part in changes.former
+        replace(part, evolution=_to_form(part.evolution, lake_schema, kept))
+        for part in changes.former
     )
     if changes.files:
-        now = _to_form(Evolution(present, present), form, kept)
+        now = _to_form(Evolution(present, present), lake_schema, kept)
         former += (FormerChanges(changes.files, now),)
     if stays and stats.updates:
         stats = replace(stats, unchanged=True)
-    return replace(changes, schema=form, files=(), former=former, stats=stats)
+    return replace(changes, schema=lake_schema, files=(), former=former, stats=stats)
 
 
 def _kept(changes: TableChanges, stored: Stored) -> Mapping[int, Column]:
@@ -67,26 +68,28 @@ def _kept(changes: TableChanges, stored: Stored) -> Mapping[int, Column]:
     gone = [column for part in changes.former for column in part.evolution.dropped]
     found = {}
     for column in gone:
-        name = names.get(column.position)
-        if name is None or name not in stored.columns or column.position in found:
+        name = names.get(column.attnum)
+        if name is None or name not in stored.columns or column.attnum in found:
             continue
         kind = stored.columns[name]
         # A type that the column got after the table's may not fit.
-        types = {other.spark_type for other in gone if other.position == column.position}
+        types = {other.spark_type for other in gone if other.attnum == column.attnum}
         if not any(kind != other and widens(kind, other) for other in types):
-            found[column.position] = replace(column, name=name, spark_type=kind, nullable=True)
+            found[column.attnum] = replace(column, name=name, spark_type=kind, nullable=True)
     return found
 
 
-def _to_form(evolution: Evolution, form: TableSchema, kept: Mapping[int, Column]) -> Evolution:
+def _to_form(
+    evolution: Evolution, lake_schema: TableSchema, kept: Mapping[int, Column]
+) -> Evolution:
     """The evolution to the form with the kept columns: it does not drop them."""
-    was = {column.position: column for column in evolution.before.columns}
+    was = {column.attnum: column for column in evolution.before.columns}
     both = [(was[number], column) for number, column in kept.items() if number in was]
     return replace(
         evolution,
-        after=form,
+        after=lake_schema,
         added=(*evolution.added, *(c for number, c in kept.items() if number not in was)),
-        dropped=tuple(c for c in evolution.dropped if c.position not in kept),
+        dropped=tuple(c for c in evolution.dropped if c.attnum not in kept),
         renamed=(*evolution.renamed, *((old, new) for old, new in both if old.name != new.name)),
         widened=(
             *evolution.widened,

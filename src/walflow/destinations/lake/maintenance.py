@@ -19,7 +19,7 @@ from walflow.model import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Due", "Schedule", "UpkeepPlan", "given_up", "look_after", "upkeep_of"]
+__all__ = ["Due", "MaintenancePlan", "Schedule", "given_up", "maintain", "maintenance_of"]
 
 _FIRST_ORPHANS_SECONDS = 3600.0
 _ORPHANS_SECONDS = 86_400.0
@@ -30,7 +30,7 @@ _DEFAULTS = MaintenanceSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepPlan:
+class MaintenancePlan:
     """What is wanted, for every table."""
 
     enabled: bool = _DEFAULTS.enabled
@@ -46,8 +46,8 @@ class UpkeepPlan:
         return Compaction(self.small_files, self.target_bytes)
 
 
-def upkeep_of(settings: MaintenanceSettings) -> UpkeepPlan:
-    return UpkeepPlan(
+def maintenance_of(settings: MaintenanceSettings) -> MaintenancePlan:
+    return MaintenancePlan(
         settings.enabled,
         settings.interval_seconds,
         settings.small_files,
@@ -68,9 +68,9 @@ class Due:
 
 @dataclass(slots=True)
 class _Since:
-    looked_after: float
+    maintained: float
     orphans_due: float
-    rounds: int = 0
+    batches: int = 0
     """Since it was looked after."""
     uncompacted: int | None = None
     """Rounds since its files were looked at; None: before this run of the pipeline, too."""
@@ -79,8 +79,10 @@ class _Since:
 class Schedule:
     """When tables are due. In memory: asked after each round, it must cost nothing."""
 
-    def __init__(self, upkeep: UpkeepPlan, clock: Callable[[], float] = time.monotonic) -> None:
-        self._upkeep = upkeep
+    def __init__(
+        self, maintenance: MaintenancePlan, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._maintenance = maintenance
         self._clock = clock
         self._lock = threading.Lock()
         self._tables: dict[TableName, _Since] = {}
@@ -90,30 +92,30 @@ class Schedule:
         with self._lock:
             now = self._clock()
             since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
-            since.rounds += 1
+            since.batches += 1
             if since.uncompacted is not None:
                 since.uncompacted += 1
 
     def is_due(self, name: TableName) -> bool:
-        if not self._upkeep.enabled:
+        if not self._maintenance.enabled:
             return False
         with self._lock:
             since = self._tables.get(name)
-            if since is None or not since.rounds:
+            if since is None or not since.batches:
                 return False
             # A round makes a file at least.
-            many = since.rounds >= self._upkeep.small_files
-            return many or self._clock() - since.looked_after >= self._upkeep.interval_seconds
+            many = since.batches >= self._maintenance.small_files
+            return many or self._clock() - since.maintained >= self._maintenance.interval_seconds
 
     def begin(self, name: TableName) -> Due:
         """The table is looked after now. If that fails, it is not due again at once."""
         with self._lock:
             now = self._clock()
             since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
-            enough = self._upkeep.small_files // 2
+            enough = self._maintenance.small_files // 2
             compact = since.uncompacted is None or since.uncompacted >= enough
             orphans = now >= since.orphans_due
-            since.looked_after, since.rounds = now, 0
+            since.maintained, since.batches = now, 0
             if compact:
                 since.uncompacted = 0
             if orphans:
@@ -121,11 +123,11 @@ class Schedule:
         return Due(compact, orphans)
 
 
-def look_after(
+def maintain(
     spark: SparkSession,
     format: LakeFormat,
     name: TableName,
-    upkeep: UpkeepPlan,
+    maintenance: MaintenancePlan,
     due: Due,
     needed: Callable[[], Collection[int]],
     stamp: Stamp,
@@ -134,27 +136,27 @@ def look_after(
     """Do what is due. The session stamps what it commits; ``needed`` says which versions
     others need."""
     if due.compact:
-        done = format.compact(spark, name, upkeep.compaction, stamp)
+        done = format.compact(spark, name, maintenance.compaction, stamp)
         if done is not Compacted.NOTHING:
             failpoint("maintain.compacted", name)
         if done is Compacted.UNSTAMPED:
             format.touch(spark, name)
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
-    if len(versions) > upkeep.keep_versions:
-        gone = given_up(versions, clock(), upkeep, needed())
+    if len(versions) > maintenance.keep_versions:
+        gone = given_up(versions, clock(), maintenance, needed())
         if gone:
             format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
     if due.remove_orphans:
-        age = timedelta(seconds=upkeep.orphans_seconds)
+        age = timedelta(seconds=maintenance.orphans_seconds)
         format.remove_orphans(spark, name, datetime.now(UTC) - age)
 
 
 def given_up(
-    versions: Sequence[Version], now: float, upkeep: UpkeepPlan, needed: Collection[int]
+    versions: Sequence[Version], now: float, maintenance: MaintenancePlan, needed: Collection[int]
 ) -> list[Version]:
     """Of a table's versions, oldest to newest, those that can go."""
     positioned = [version for version in versions if version.position is not None]
-    kept = {version.id for version in (*versions[-upkeep.keep_versions :], *positioned[-1:])}
-    kept |= kept_over_time(versions, now, upkeep.keep_seconds) | set(needed)
+    kept = {version.id for version in (*versions[-maintenance.keep_versions :], *positioned[-1:])}
+    kept |= kept_over_time(versions, now, maintenance.keep_seconds) | set(needed)
     return [version for version in versions if version.id not in kept]

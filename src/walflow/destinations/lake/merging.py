@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from walflow.destinations.lake.forms import DELETED, EXACT, StoredForm
+from walflow.destinations.lake.table_schema import DELETED, EXACT, LakeTableSchema
 from walflow.model import TableSchema
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.identities import may_be_inexact
 from walflow.spark.names import SOURCE, TARGET, literal, quoted
+from walflow.spark.row_identity import may_be_inexact
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -39,32 +39,36 @@ _VIEW = "walflow_round"
 _NET = ("_kind", "_lsn", "_timestamp")
 
 
-def our_values(form: StoredForm) -> dict[str, str]:
+def our_values(lake_schema: LakeTableSchema) -> dict[str, str]:
     """By name of a column of ours that the table has, the net changes' column with its value."""
-    names = form.metadata
+    names = lake_schema.metadata
     values = {}
     if names is not None:
         values = {names.change_type: "_kind", names.lsn: "_lsn", names.timestamp: "_timestamp"}
-    return values | {c.name: c.name for c in form.ours if c.name not in values}
+    return values | {c.name: c.name for c in lake_schema.ours if c.name not in values}
 
 
-def merge_net(net: DataFrame, identifier: str, form: StoredForm, *, partial: bool) -> None:
+def merge_net(
+    net: DataFrame, identifier: str, lake_schema: LakeTableSchema, *, partial: bool
+) -> None:
     """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
-    _merge(net, identifier, form, partial, "DELETE", "")
+    _merge(net, identifier, lake_schema, partial, "DELETE", "")
 
 
 def mark_net(
     net: DataFrame,
     identifier: str,
-    form: StoredForm,
+    lake_schema: LakeTableSchema,
     *,
     partial: bool,
     emptied: Mapping[str, str] | None,
 ) -> None:
     """So too, but deletes only change columns of ours. ``emptied``: these are set, to what is
     said, in all rows that are not deleted and that the changes do not name."""
-    marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(form).items()}
-    _merge(net, identifier, form, partial, f"UPDATE SET {assignments(marks)}", swept(emptied))
+    marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(lake_schema).items()}
+    _merge(
+        net, identifier, lake_schema, partial, f"UPDATE SET {assignments(marks)}", swept(emptied)
+    )
 
 
 def assignments(values: Mapping[str, str]) -> str:
@@ -88,9 +92,14 @@ def swept(emptied: Mapping[str, str] | None) -> str:
 
 
 def _merge(
-    net: DataFrame, identifier: str, form: StoredForm, partial: bool, delete: str, rest: str
+    net: DataFrame,
+    identifier: str,
+    lake_schema: LakeTableSchema,
+    partial: bool,
+    delete: str,
+    rest: str,
 ) -> None:
-    spark, schema, has_exact = net.sparkSession, form.schema, form.exact
+    spark, schema, has_overflow = net.sparkSession, lake_schema.schema, lake_schema.overflow
     updates: dict[str, str] = {}
     inserts: dict[str, str] = {}
     for name in schema.column_names:
@@ -98,17 +107,17 @@ def _merge(
         updates[name] = inserts[name] = f"{SOURCE}.{quoted(name)}"
         if partial and name not in schema.key:
             updates[name], inserts[name] = _kept_or_new(name), _new_or_missing(schema, name)
-    for name, value in our_values(form).items():
+    for name, value in our_values(lake_schema).items():
         updates[name] = inserts[name] = f"{SOURCE}.{quoted(value)}"
-    if has_exact:
-        updates[EXACT], inserts[EXACT] = _exact_after(partial), f"{SOURCE}._exact"
+    if has_overflow:
+        updates[EXACT], inserts[EXACT] = _overflow_after(partial), f"{SOURCE}._exact"
     # The predicate is always true. It is there because Spark filters the table's scan by the
     # source's keys (a Bloom filter) only where the source is filtered itself.
     with viewed(net) as view:
         spark.sql(
             f"MERGE INTO {identifier} {TARGET}"
             f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) {SOURCE}"
-            f" ON {same_key(schema, has_exact)}"
+            f" ON {same_key(schema, has_overflow)}"
             f" WHEN MATCHED AND {SOURCE}._change_type = 'delete' THEN {delete}"
             f" WHEN MATCHED THEN UPDATE SET {assignments(updates)}"
             f" WHEN NOT MATCHED AND {SOURCE}._change_type = 'upsert'"
@@ -117,12 +126,12 @@ def _merge(
         )
 
 
-def same_key(schema: TableSchema, has_exact: bool) -> str:
+def same_key(schema: TableSchema, has_overflow: bool) -> str:
     """In SQL, that TARGET and SOURCE (with ``_exact``) have the same key."""
     parts = []
     for column in schema.key_columns:
         name = quoted(column.name)
-        if has_exact and may_be_inexact(column):
+        if has_overflow and may_be_inexact(column):
             # Two keys that the type cannot hold may look the same, or be null.
             text = literal(column.name)
             parts.append(f"{TARGET}.{name} <=> {SOURCE}.{name}")
@@ -157,7 +166,7 @@ def missing_row(schema: TableSchema) -> str:
     return f"walflow: {schema.name} lacks a row whose unchanged columns a change relies on"
 
 
-def _exact_after(partial: bool) -> str:
+def _overflow_after(partial: bool) -> str:
     """The exact texts of an updated row: the new ones, and those of columns that stay."""
     if not partial:
         return f"{SOURCE}._exact"
@@ -170,16 +179,16 @@ def _exact_after(partial: bool) -> str:
     )
 
 
-def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFrame:
+def with_base_rows(net: DataFrame, identifier: str, lake_schema: LakeTableSchema) -> DataFrame:
     """Net changes in which rows that changed their key have the values they were not sent.
 
     Those values are in the table, under the key that the row had (``_old``).
     """
-    schema, has_exact = form.schema, form.exact
+    schema, has_overflow = lake_schema.schema, lake_schema.overflow
     moved = net.where("_old IS NOT NULL")
     table = net.sparkSession.table(identifier).select(
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("_base"),
-        (sf.col(EXACT) if has_exact else sf.lit(None).cast(EXACT_TYPE)).alias("_base_exact"),
+        (sf.col(EXACT) if has_overflow else sf.lit(None).cast(EXACT_TYPE)).alias("_base_exact"),
     )
     same = [sf.col("_base")[name].eqNullSafe(sf.col(f"_old.{quoted(name)}")) for name in schema.key]
     for column in schema.key_columns:
@@ -199,9 +208,9 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
 
     nothing = sf.create_map().cast(EXACT_TYPE)
     stays = sf.map_filter("_base_exact", lambda n, _: sf.array_contains(sf.col("_unchanged"), n))
-    exact = sf.map_concat(sf.coalesce(stays, nothing), sf.coalesce(sf.col("_exact"), nothing))
+    overflow = sf.map_concat(sf.coalesce(stays, nothing), sf.coalesce(sf.col("_exact"), nothing))
     # A step of its own: inside a lambda Spark would take `_unchanged` for the new column below.
-    found = found.withColumn("_base_exact", exact)
+    found = found.withColumn("_base_exact", overflow)
     filled = found.select(
         "_change_type",
         "_kind",
@@ -210,7 +219,7 @@ def with_base_rows(net: DataFrame, identifier: str, form: StoredForm) -> DataFra
         sf.lit(None).cast("array<string>").alias("_unchanged"),
         sf.lit(None).cast(moved.schema["_old"].dataType).alias("_old"),
         sf.when(sf.size("_base_exact") > 0, sf.col("_base_exact")).alias("_exact"),
-        *(quoted(name) for name in our_values(form).values() if name not in _NET),
+        *(quoted(name) for name in our_values(lake_schema).values() if name not in _NET),
         *(value(name) for name in schema.column_names),
     )
     # Not `kept`: when it caches a frame over a table, Spark 4.1 takes columns whose names differ

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from walflow.destinations.lake.consistent_cuts import KeptTable, readable
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.freshness import Parts, ViewedTables, shown
-from walflow.destinations.lake.pictures import KeptTable, readable
 from walflow.model import TableName
 
 if TYPE_CHECKING:

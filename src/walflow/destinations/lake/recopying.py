@@ -15,33 +15,33 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.destinations.base import TableChanges
-from walflow.destinations.lake.evolving import change_form
+from walflow.destinations.lake.batch import Batch
 from walflow.destinations.lake.format import LakeFormat, Stored
-from walflow.destinations.lake.forms import (
+from walflow.destinations.lake.modes import MODES
+from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.schema_changes import change_schema
+from walflow.destinations.lake.table_schema import (
     COLUMNS,
     EXACT,
     MODE,
-    StoredForm,
+    LakeTableSchema,
     column_numbers,
     is_as_planned,
 )
-from walflow.destinations.lake.modes import MODES
-from walflow.destinations.lake.owner import Stamp
-from walflow.destinations.lake.rounds import Round
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed, widens
 from walflow.model import ChangeStats, ChangeType, Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.changes import EXACT_TYPE, changes_schema
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.identities import identity_of, may_be_inexact
 from walflow.spark.names import quoted
-from walflow.spark.net_copies import row_identity
+from walflow.spark.net_keyless import row_identity
+from walflow.spark.row_identity import identity_of, may_be_inexact
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["bring_to_form", "check_key", "has_past", "write_differences"]
+__all__ = ["bring_to_schema", "check_key", "has_past", "write_differences"]
 
 _INSERT, _UPDATE, _DELETE = (
     ChangeType.INSERT.value,
@@ -61,19 +61,19 @@ def has_past(spark: SparkSession, format: LakeFormat, name: TableName, stored: S
     return stored.position is not None or format.rows(spark, name) > 0
 
 
-def bring_to_form(
+def bring_to_schema(
     spark: SparkSession,
     format: LakeFormat,
-    form: StoredForm,
+    lake_schema: LakeTableSchema,
     stored: Stored,
     stamp: Stamp,
 ) -> None:
     """Give the table that is stored the form that the copy has. DestinationError if it cannot be
     had without losing the past."""
-    identifier = format.identifier(form.name)
-    if not is_as_planned(form.plan, stored.properties):
+    identifier = format.identifier(lake_schema.name)
+    if not is_as_planned(lake_schema.plan, stored.properties):
         raise _would_be_lost(
-            identifier, f"is to be of mode {form.plan.mode}, with other columns of walflow's"
+            identifier, f"is to be of mode {lake_schema.plan.mode}, with other columns of walflow's"
         )
     if stored.position is not None and stamp.position < stored.position:
         raise _would_be_lost(
@@ -82,25 +82,25 @@ def bring_to_form(
             "the source was set back, and the order of changes would be lost",
         )
     try:
-        way = _way(form.schema, stored)
+        way = _way(lake_schema.schema, stored)
         if way is not None:
-            change_form(spark, format, form, way, stamp.owner)
+            change_schema(spark, format, lake_schema, way, stamp.owner)
     except NotFollowed as reason:
         raise _would_be_lost(identifier, f"cannot get the form of the copy ({reason})") from reason
     # Which key it had before it does not say.
-    check_key(spark, format, form)
+    check_key(spark, format, lake_schema)
 
 
-def check_key(spark: SparkSession, format: LakeFormat, form: StoredForm) -> None:
+def check_key(spark: SparkSession, format: LakeFormat, lake_schema: LakeTableSchema) -> None:
     """DestinationError if deleted rows that are kept have the same key as others, as they may if
     another key told them apart: each would be changed when one is."""
-    schema, identifier = form.schema, format.identifier(form.name)
-    if form.plan.mode != "soft_delete" or not schema.key:
+    schema, identifier = lake_schema.schema, format.identifier(lake_schema.name)
+    if lake_schema.plan.mode != "soft_delete" or not schema.key:
         return
     parts = []
     for column in schema.key_columns:
         value, text = sf.col(quoted(column.name)), sf.lit(None).cast("string")
-        if form.exact and may_be_inexact(column):
+        if lake_schema.overflow and may_be_inexact(column):
             text = sf.try_element_at(sf.col(EXACT), sf.lit(column.name))
         # Without a value it is no key: no change finds the row.
         parts.append(sf.when(value.isNotNull() | text.isNotNull(), sf.struct(value, text)))
@@ -134,8 +134,8 @@ def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
         for name, number in known.items()
         if name in stored.columns
     ]
-    before = {column.position: column for column in columns}
-    after = {column.position: column for column in schema.columns}
+    before = {column.attnum: column for column in columns}
+    after = {column.attnum: column for column in schema.columns}
     both = [(before[number], after[number]) for number in after if number in before]
     renamed = tuple((old, new) for old, new in both if old.name != new.name)
     widened = tuple((old, new) for old, new in both if old.spark_type != new.spark_type)
@@ -152,12 +152,14 @@ def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
 
 
 def write_differences(
-    rows: DataFrame, format: LakeFormat, form: StoredForm, stamp: Stamp, time: datetime
-) -> StoredForm:
+    rows: DataFrame, format: LakeFormat, lake_schema: LakeTableSchema, stamp: Stamp, time: datetime
+) -> LakeTableSchema:
     """Bring the table, which has the form, after the copy's rows, in one commit; its form after
     it."""
-    spark, schema = rows.sparkSession, form.schema
-    held = MODES[form.plan.mode].held(spark.table(format.identifier(form.name)), form)
+    spark, schema = rows.sparkSession, lake_schema.schema
+    held = MODES[lake_schema.plan.mode].held(
+        spark.table(format.identifier(lake_schema.name)), lake_schema
+    )
     copied = rows.select(
         sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("row"),
         (sf.col("_exact") if "_exact" in rows.columns else sf.lit(None).cast(EXACT_TYPE)).alias(
@@ -168,13 +170,15 @@ def write_differences(
     changes = checkpointed(_as_changes(differ, schema, stamp.position, time))
     with format.stamped(spark, stamp):
         if changes.isEmpty():
-            format.touch(spark, form.name)
-            return form
+            format.touch(spark, lake_schema.name)
+            return lake_schema
         stats = ChangeStats(
-            rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, exact=True
+            rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, overflow=True
         )
         written = Differences(schema, (), stats, spark, rows=changes)
-        return MODES[form.plan.mode].apply(Round(format, form, written, stamp.position, stamp))
+        return MODES[lake_schema.plan.mode].apply(
+            Batch(format, lake_schema, written, stamp.position, stamp)
+        )
 
 
 @dataclass(frozen=True, slots=True)

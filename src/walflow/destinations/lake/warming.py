@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from walflow.destinations.base import TableChanges
+from walflow.destinations.lake.batch import Batch
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.forms import TablePlan, stored_form
 from walflow.destinations.lake.modes import mirror
 from walflow.destinations.lake.owner import Owner, Stamp
-from walflow.destinations.lake.rounds import Round
 from walflow.destinations.lake.sessions import SessionPool
+from walflow.destinations.lake.table_schema import TablePlan, lake_table_schema
 from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.changes import changes_schema
 
@@ -53,20 +53,22 @@ def _write(spark: SparkSession, format: LakeFormat) -> None:
     with tempfile.TemporaryDirectory(prefix="walflow-warm-") as folder:
         format = format.warm_copy(folder)
         pool = SessionPool(spark, format.session_conf)
-        form = stored_form(_TABLE, TablePlan(), exact=False)
+        lake_schema = lake_table_schema(_TABLE, TablePlan(), overflow=False)
         with pool.borrowed() as session:
             stamp = Stamp(Owner("warm-up", "0"), Lsn(1))
             format.opened(spark)
-            format.make_namespace(session, form.name)
-            if not format.adopt(session, form, [], {}, stamp):
-                format.create(session, form, stamp.owner)
+            format.make_namespace(session, lake_schema.name)
+            if not format.adopt(session, lake_schema, [], {}, stamp):
+                format.create(session, lake_schema, stamp.owner)
             for stats in (ChangeStats(rows=1, inserts=1), ChangeStats(rows=1, updates=1)):
                 with format.stamped(session, stamp):
-                    mirror.apply(Round(format, form, _made(session, stats), stamp.position, stamp))
+                    mirror.apply(
+                        Batch(format, lake_schema, _made(session, stats), stamp.position, stamp)
+                    )
             # And once more in columns, where the format can.
             changes = _in_file(Path(folder), session)
             with format.stamped(session, stamp):
-                mirror.apply(Round(format, form, changes, stamp.position, stamp))
+                mirror.apply(Batch(format, lake_schema, changes, stamp.position, stamp))
         pool.close()
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walflow.destinations.iceberg.columnar.files import TableFile, TableFiles
+from walflow.destinations.iceberg.columnar.arrow_schema import Field
+from walflow.destinations.iceberg.columnar.file_changes import TableFile, TableFiles
 from walflow.destinations.iceberg.columnar.reading import NameMapping, read_rows
-from walflow.destinations.iceberg.columnar.schemas import Field
 from walflow.destinations.lake.format import Compaction
 
 __all__ = ["SMALL", "WORN_SHARE", "files_to_rewrite", "live_rows"]

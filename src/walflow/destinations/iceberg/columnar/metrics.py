@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from walflow.destinations.iceberg.columnar.schemas import Field
+from walflow.destinations.iceberg.columnar.arrow_schema import Field
 
 __all__ = ["metrics_of"]
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from walflow.destinations.iceberg.columnar.files import TableFile, path_here
-from walflow.destinations.iceberg.columnar.keys import KeyedFile
+from walflow.destinations.iceberg.columnar.arrow_schema import Field
+from walflow.destinations.iceberg.columnar.commits import IcebergTable
+from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector, write_vectors
+from walflow.destinations.iceberg.columnar.file_changes import TableFile, path_here
+from walflow.destinations.iceberg.columnar.key_index import KeyedFile
 from walflow.destinations.iceberg.columnar.metrics import metrics_of
-from walflow.destinations.iceberg.columnar.schemas import Field
-from walflow.destinations.iceberg.columnar.table import IcebergTable
-from walflow.destinations.iceberg.columnar.vectors import Vector, write_vectors
 
 __all__ = ["new_rows", "new_vectors"]
 
@@ -44,7 +44,7 @@ def new_rows(table: IcebergTable, rows: pa.Table, fields: Sequence[Field]) -> Ta
     return TableFile(KeyedFile(location, path), length, rows.num_rows, metrics=metrics)
 
 
-def new_vectors(table: IcebergTable, gone: Mapping[str, BitMap64]) -> Mapping[str, Vector]:
+def new_vectors(table: IcebergTable, gone: Mapping[str, BitMap64]) -> Mapping[str, DeletionVector]:
     """Of data files, all rows that are gone."""
     if not gone:
         return {}

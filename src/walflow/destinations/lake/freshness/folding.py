@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.forms import TablePlan
-from walflow.destinations.lake.freshness.parts import FOLDED, NEWEST, REMOVED, ROUND, Parts
+from walflow.destinations.lake.freshness.parts import BATCH, FOLDED, NEWEST, REMOVED, Parts
 from walflow.destinations.lake.freshness.shown import newest_changes, same_key
 from walflow.destinations.lake.merging import assignments, inserted
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.table_schema import TablePlan
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
 from walflow.spark.checkpoints import checkpointed
@@ -38,7 +38,7 @@ def fold(
     Repeats safely. Nobody may append meanwhile.
     """
     changes = format.identifier(parts.changes)
-    upto = f"{quoted(ROUND)} <= {int(position)}"
+    upto = f"{quoted(BATCH)} <= {int(position)}"
     stored = format.look(spark, parts.base)
     since = None if stored is None else stored.position
     numbered = spark.sql(newest_changes(parts, f"(SELECT * FROM {changes} WHERE {upto}) c"))

@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.forms import COLUMNS, EXACT, StoredColumn, StoredForm
+from walflow.destinations.lake.table_schema import COLUMNS, EXACT, LakeTableSchema, StoredColumn
 from walflow.model import Lsn, TableName
-from walflow.spark.identities import may_be_inexact
+from walflow.spark.row_identity import may_be_inexact
 
 __all__ = [
     "BASE",
+    "BATCH",
     "CHANGES",
     "FOLDED",
     "NEWEST",
     "PART_OF",
     "REMOVED",
-    "ROUND",
     "Formed",
     "Parts",
-    "are_of_one_form",
     "base_form",
     "base_of",
-    "changes_form",
     "changes_of",
+    "changes_schema",
     "form_properties",
     "formed_property",
+    "have_one_schema",
     "part_properties",
     "said_by_parts",
     "stored_parts",
@@ -36,7 +36,7 @@ __all__ = [
     "why_merged",
 ]
 
-ROUND, REMOVED, NEWEST = "_ROUND", "_REMOVED", "_NEWEST"
+BATCH, REMOVED, NEWEST = "_ROUND", "_REMOVED", "_NEWEST"
 """Columns of the table of changes: the end of the round that a row came with, and whether it says
 that the key has gone. Of one key the row of the newest round holds; ``_NEWEST`` is its number
 where rows are told apart by that."""
@@ -53,7 +53,7 @@ _FORMED = "walflow.formed"
 _COPY = "walflow.copy"
 """The same in both parts; while a new copy takes the place of another they differ."""
 
-_CHANGES_COLUMNS = (StoredColumn(ROUND, "bigint"), StoredColumn(REMOVED, "boolean"))
+_CHANGES_COLUMNS = (StoredColumn(BATCH, "bigint"), StoredColumn(REMOVED, "boolean"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,23 @@ def whole_of(name: TableName, stored: Stored) -> TableName | None:
     return whole if whole and name in (base_of(whole), changes_of(whole)) else None
 
 
-def part_properties(form: StoredForm, copy: str) -> Mapping[str, str]:
+def part_properties(lake_schema: LakeTableSchema, copy: str) -> Mapping[str, str]:
     """What both parts say of themselves; ``copy`` tells this copy from all others."""
-    return {PART_OF: str(form.name), _COPY: copy, FOLDED: "0/0", **form_properties(form)}
+    return {
+        PART_OF: str(lake_schema.name),
+        _COPY: copy,
+        FOLDED: "0/0",
+        **form_properties(lake_schema),
+    }
 
 
-def form_properties(form: StoredForm, stored: Stored | None = None) -> Mapping[str, str]:
+def form_properties(
+    lake_schema: LakeTableSchema, stored: Stored | None = None
+) -> Mapping[str, str]:
     """What they say of their form. ``stored``: one of them, which may have more columns."""
-    ours = {column.name for column in form.columns} | {EXACT, ROUND, REMOVED}
+    ours = {column.name for column in lake_schema.columns} | {EXACT, BATCH, REMOVED}
     kept = [] if stored is None else [name for name in stored.columns if name not in ours]
-    return {_KEY: json.dumps(form.schema.key), _KEPT: json.dumps(kept)}
+    return {_KEY: json.dumps(lake_schema.schema.key), _KEPT: json.dumps(kept)}
 
 
 def formed_property(base: Formed, changes: Formed) -> Mapping[str, str]:
@@ -146,15 +153,15 @@ def said_by_parts(stored: Stored) -> Mapping[str, str]:
     return {name: stored.properties[name] for name in names if name in stored.properties}
 
 
-def base_form(form: StoredForm) -> StoredForm:
-    return replace(form, schema=replace(form.schema, name=base_of(form.name)))
+def base_form(lake_schema: LakeTableSchema) -> LakeTableSchema:
+    return replace(lake_schema, schema=replace(lake_schema.schema, name=base_of(lake_schema.name)))
 
 
-def changes_form(form: StoredForm) -> StoredForm:
+def changes_schema(lake_schema: LakeTableSchema) -> LakeTableSchema:
     return replace(
-        form,
-        schema=replace(form.schema, name=changes_of(form.name)),
-        ours=form.ours + _CHANGES_COLUMNS,
+        lake_schema,
+        schema=replace(lake_schema.schema, name=changes_of(lake_schema.name)),
+        ours=lake_schema.ours + _CHANGES_COLUMNS,
     )
 
 
@@ -182,20 +189,22 @@ def version_of_parts(base: str | None, changes: str | None) -> str:
     return f"{base} {changes}"
 
 
-def are_of_one_form(base: Stored, changes: Stored) -> bool:
+def have_one_schema(base: Stored, changes: Stored) -> bool:
     """Not while their form changes: that is done to one after the other."""
     said = ((part.properties.get(COLUMNS), part.properties.get(_KEY)) for part in (base, changes))
     return len(set(said)) == 1 and base.columns.keys() - {EXACT} <= changes.columns.keys()
 
 
-def why_merged(form: StoredForm) -> str | None:
+def why_merged(lake_schema: LakeTableSchema) -> str | None:
     """Why the table cannot be shown by a view; None: it can."""
-    if form.plan.mode != "mirror":
-        return f"its mode is {form.plan.mode}, and views are for mirrors"
-    if not form.schema.key:
+    if lake_schema.plan.mode != "mirror":
+        return f"its mode is {lake_schema.plan.mode}, and views are for mirrors"
+    if not lake_schema.schema.key:
         return "it has no key"
-    for column in form.schema.key_columns:
+    for column in lake_schema.schema.key_columns:
         if may_be_inexact(column) or column.spark_type.startswith("map<"):
             return f"its key has {column.name}, whose values {column.spark_type} may not hold"
-    taken = {ROUND, REMOVED, NEWEST, BASE, CHANGES} & {column.name for column in form.columns}
+    taken = {BATCH, REMOVED, NEWEST, BASE, CHANGES} & {
+        column.name for column in lake_schema.columns
+    }
     return f"it has a column {min(taken)}, a name that the view needs" if taken else None

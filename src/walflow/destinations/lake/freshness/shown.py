@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.freshness.parts import BASE, CHANGES, NEWEST, REMOVED, ROUND, Parts
+from walflow.destinations.lake.freshness.parts import BASE, BATCH, CHANGES, NEWEST, REMOVED, Parts
 from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def shown(parts: Parts, base: str, changes: str) -> str:
 
 def newest_changes(parts: Parts, changes: str) -> str:
     """All changes, numbered from the newest of each key."""
-    columns = ", ".join(map(quoted, (*parts.columns, ROUND, REMOVED)))
+    columns = ", ".join(map(quoted, (*parts.columns, BATCH, REMOVED)))
     key = ", ".join(map(quoted, parts.key))
     return (
         f"  SELECT {columns}, row_number() OVER (PARTITION BY {key}"
-        f" ORDER BY {quoted(ROUND)} DESC) AS {quoted(NEWEST)}\n  FROM {changes}"
+        f" ORDER BY {quoted(BATCH)} DESC) AS {quoted(NEWEST)}\n  FROM {changes}"
     )
 
 

@@ -18,22 +18,21 @@ import structlog
 from pyarrow import parquet
 from pyspark.errors import AnalysisException
 
-from walflow.destinations.lake.evolving import change_form
+from walflow.destinations.lake.batch import Batch
 from walflow.destinations.lake.format import LakeFormat, Stored
-from walflow.destinations.lake.forms import StoredForm, TablePlan
-from walflow.destinations.lake.freshness.appending import append_round
+from walflow.destinations.lake.freshness.appending import append_batch
 from walflow.destinations.lake.freshness.folding import Unfolded, fold
 from walflow.destinations.lake.freshness.parts import (
     PART_OF,
     Formed,
     Parts,
-    are_of_one_form,
     base_form,
     base_of,
-    changes_form,
     changes_of,
+    changes_schema,
     form_properties,
     formed_property,
+    have_one_schema,
     part_properties,
     said_by_parts,
     stored_parts,
@@ -42,7 +41,8 @@ from walflow.destinations.lake.freshness.parts import (
 )
 from walflow.destinations.lake.freshness.shown import show
 from walflow.destinations.lake.owner import Owner, Stamp, check_owner, is_owned
-from walflow.destinations.lake.rounds import Round
+from walflow.destinations.lake.schema_changes import change_schema
+from walflow.destinations.lake.table_schema import LakeTableSchema, TablePlan
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.evolution import Evolution, NotFollowed
 from walflow.failpoints import failpoint
@@ -86,7 +86,7 @@ class ViewedTables:
         If that was while the parts' form changed, there is nothing that a view could show: it is
         made when the change is done."""
         base, changes = (self._format.look(spark, part) for part in (parts.base, parts.changes))
-        if base is not None and changes is not None and are_of_one_form(base, changes):
+        if base is not None and changes is not None and have_one_schema(base, changes):
             show(self._format, spark, parts)
         self._count(spark, parts)
 
@@ -117,56 +117,62 @@ class ViewedTables:
 
     # Copies.
 
-    def wanted(self, form: StoredForm, files: Sequence[Path]) -> bool:
+    def wanted(self, lake_schema: LakeTableSchema, files: Sequence[Path]) -> bool:
         """Whether a copy that is in these files is to be shown by a view."""
-        plan, reason = form.plan, why_merged(form)
+        plan, reason = lake_schema.plan, why_merged(lake_schema)
         if plan.freshness == "merge":
             return False
         if plan.freshness == "auto":
             can_be = self._format.keeps_views and reason is None
             return can_be and _rows_in(files) >= plan.view_from_rows
         if reason is not None:
-            _logger.warning("a table cannot be shown by a view", table=str(form.name), why=reason)
+            _logger.warning(
+                "a table cannot be shown by a view", table=str(lake_schema.name), why=reason
+            )
             return False
         return True
 
-    def is_as_wanted(self, form: StoredForm, stored: Stored) -> bool:
+    def is_as_wanted(self, lake_schema: LakeTableSchema, stored: Stored) -> bool:
         """Whether the table is, or is not, shown by a view, as the plan says."""
-        is_viewed, can_be = PART_OF in stored.properties, why_merged(form) is None
-        if form.plan.freshness == "auto":
+        is_viewed, can_be = PART_OF in stored.properties, why_merged(lake_schema) is None
+        if lake_schema.plan.freshness == "auto":
             # One that cannot be may be from before that was known.
             return can_be or not is_viewed
-        return is_viewed == (form.plan.freshness == "view" and can_be)
+        return is_viewed == (lake_schema.plan.freshness == "view" and can_be)
 
     def replace(
         self,
         spark: SparkSession,
-        form: StoredForm,
+        lake_schema: LakeTableSchema,
         stamp: Stamp,
-        copy: Callable[[StoredForm], None],
-    ) -> StoredForm:
+        copy: Callable[[LakeTableSchema], None],
+    ) -> LakeTableSchema:
         """Make the table from a copy, which ``copy`` puts into a table of the form that it is
         given, with the stamp. Readers of the view see the former rows or these; if there was a
         table in its place, there is nothing for a moment. Repeats safely."""
-        self._check_free(spark, form.name)
-        formed = self._formed_by_copy(spark, form)
-        self._settle(spark, form.name)
-        said = {**part_properties(form, uuid.uuid4().hex), **formed}
-        form = replace(form, more_properties=said)
-        copy(base_form(form))
-        failpoint("view.copied", form.name)
-        self._replace_changes(spark, form, stamp)
-        if self._format.look(spark, form.name) is not None:
-            self._format.drop(spark, form.name)
-        parts = Parts(form.name, tuple(column.name for column in form.columns), form.schema.key)
+        self._check_free(spark, lake_schema.name)
+        formed = self._formed_by_copy(spark, lake_schema)
+        self._settle(spark, lake_schema.name)
+        said = {**part_properties(lake_schema, uuid.uuid4().hex), **formed}
+        lake_schema = replace(lake_schema, more_properties=said)
+        copy(base_form(lake_schema))
+        failpoint("view.copied", lake_schema.name)
+        self._replace_changes(spark, lake_schema, stamp)
+        if self._format.look(spark, lake_schema.name) is not None:
+            self._format.drop(spark, lake_schema.name)
+        parts = Parts(
+            lake_schema.name,
+            tuple(column.name for column in lake_schema.columns),
+            lake_schema.schema.key,
+        )
         self.opened(spark, parts)
         if not self._format.keeps_views:
             _logger.info(
                 "a table is to be read through a view, and the catalog keeps none",
-                table=str(form.name),
-                hint=f"`walflow view {form.name}` prints the view.",
+                table=str(lake_schema.name),
+                hint=f"`walflow view {lake_schema.name}` prints the view.",
             )
-        return form
+        return lake_schema
 
     def _check_free(self, spark: SparkSession, name: TableName) -> None:
         """Whether parts and view can have their names, or have them already."""
@@ -186,11 +192,13 @@ class ViewedTables:
                 hint=f"Use another catalog, or remove the view: DROP VIEW {identifier};",
             )
 
-    def _formed_by_copy(self, spark: SparkSession, form: StoredForm) -> Mapping[str, str]:
+    def _formed_by_copy(
+        self, spark: SparkSession, lake_schema: LakeTableSchema
+    ) -> Mapping[str, str]:
         """Versions from before the copy can still be shown if it is of the form that they have."""
-        before = Parts.of(form.name, self.look(spark, form.name))
-        names = {column.name for column in form.columns}
-        if before and (set(before.columns), before.key) == (names, form.schema.key):
+        before = Parts.of(lake_schema.name, self.look(spark, lake_schema.name))
+        names = {column.name for column in lake_schema.columns}
+        if before and (set(before.columns), before.key) == (names, lake_schema.schema.key):
             return formed_property(before.base_formed, before.changes_formed)
         now = Formed(int(time.time() * 1000))
         return formed_property(now, now)
@@ -211,23 +219,25 @@ class ViewedTables:
                 error=cause_of(error).message,
             )
 
-    def _replace_changes(self, spark: SparkSession, form: StoredForm, stamp: Stamp) -> None:
-        form = changes_form(form)
-        if not self._format.adopt(spark, form, [], {}, stamp):
-            nothing = spark.createDataFrame([], form.ddl.replace(" NOT NULL", ""))
-            self._format.replace(nothing, form, stamp)
+    def _replace_changes(
+        self, spark: SparkSession, lake_schema: LakeTableSchema, stamp: Stamp
+    ) -> None:
+        lake_schema = changes_schema(lake_schema)
+        if not self._format.adopt(spark, lake_schema, [], {}, stamp):
+            nothing = spark.createDataFrame([], lake_schema.ddl.replace(" NOT NULL", ""))
+            self._format.replace(nothing, lake_schema, stamp)
 
     # Changes.
 
-    def apply(self, round: Round, upto: Lsn, stored: Stored) -> StoredForm:
+    def apply(self, batch: Batch, upto: Lsn, stored: Stored) -> LakeTableSchema:
         """Append the round, in exactly one commit; the session stamps it."""
-        form = replace(round.form, more_properties=said_by_parts(stored))
-        form = append_round(replace(round, form=form), upto)
-        stats = round.changes.stats
+        lake_schema = replace(batch.lake_schema, more_properties=said_by_parts(stored))
+        lake_schema = append_batch(replace(batch, lake_schema=lake_schema), upto)
+        stats = batch.changes.stats
         # A truncate has named all keys.
-        removed = self._unfolded.base_rows(form.name) if round.changes.truncated else 0
-        self._unfolded.appended(form.name, stats.rows + removed)
-        return form
+        removed = self._unfolded.base_rows(lake_schema.name) if batch.changes.truncated else 0
+        self._unfolded.appended(lake_schema.name, stats.rows + removed)
+        return lake_schema
 
     def fold_due(self, name: TableName, plan: TablePlan) -> bool:
         return self._unfolded.due(name, plan)
@@ -239,21 +249,25 @@ class ViewedTables:
         self._count(spark, parts)
 
     def change(
-        self, spark: SparkSession, form: StoredForm, evolution: Evolution, stored: Stored
+        self,
+        spark: SparkSession,
+        lake_schema: LakeTableSchema,
+        evolution: Evolution,
+        stored: Stored,
     ) -> None:
         """Bring the table to the form, as change_form does. Readers of the view may be refused for
         a moment, and never see values under another column's name."""
-        if (reason := why_merged(form)) is not None:
+        if (reason := why_merged(lake_schema)) is not None:
             raise NotFollowed(f"it is shown by a view, which it cannot be any more: {reason}")
-        parts = Parts.of(form.name, stored)
+        parts = Parts.of(lake_schema.name, stored)
         if parts is not None and stored.position is not None:
             self.fold(spark, parts, stored.position)
-        for part in (base_form(form), changes_form(form)):
+        for part in (base_form(lake_schema), changes_schema(lake_schema)):
             failpoint("view.changing", part.name)
-            change_form(spark, self._format, part, evolution, self._owner)
-            properties = form_properties(form, self._format.look(spark, part.name))
+            change_schema(spark, self._format, part, evolution, self._owner)
+            properties = form_properties(lake_schema, self._format.look(spark, part.name))
             self._say(spark, part.name, properties)
-        if (parts := Parts.of(form.name, self.look(spark, form.name))) is not None:
+        if (parts := Parts.of(lake_schema.name, self.look(spark, lake_schema.name))) is not None:
             show(self._format, spark, parts)
             if stored.position is not None:
                 self._begin_versions(spark, parts, stored.position)

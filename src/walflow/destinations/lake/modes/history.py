@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
+from walflow.destinations.lake.batch import Batch, stored_rows, stored_values
 from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.forms import SEQ, Metadata, StoredForm
 from walflow.destinations.lake.merging import assignments, inserted, our_values, viewed
 from walflow.destinations.lake.modes.timelines import filled_from, row_changes, stored_key
-from walflow.destinations.lake.rounds import Round, stored_rows, stored_values
+from walflow.destinations.lake.table_schema import SEQ, LakeTableSchema, Metadata
 from walflow.model import ChangeType
 from walflow.spark.connect import is_remote_session
-from walflow.spark.identities import only_old_texts, without_old_texts
 from walflow.spark.names import SOURCE, TARGET, quoted
-from walflow.spark.net_copies import row_identity
+from walflow.spark.net_keyless import row_identity
+from walflow.spark.row_identity import only_old_texts, without_old_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -43,13 +43,13 @@ _TRUNCATE, _DELETE, _UPDATE = (
 
 
 def copied(
-    form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+    lake_schema: LakeTableSchema, metadata: Mapping[str, Constant], time: datetime
 ) -> Mapping[str, Constant]:
     return {**metadata, SEQ: _OF_COPY}
 
 
-def held(table: DataFrame, form: StoredForm) -> DataFrame:
-    names = _names(form)
+def held(table: DataFrame, lake_schema: LakeTableSchema) -> DataFrame:
+    names = _names(lake_schema)
     kind = sf.col(quoted(names.change_type))
     at = sf.struct(sf.col(quoted(names.lsn)).alias("lsn"), sf.col(SEQ).alias("seq"))
     found = table.where(kind == _TRUNCATE).agg(sf.max(at).alias("last")).first()
@@ -58,16 +58,16 @@ def held(table: DataFrame, form: StoredForm) -> DataFrame:
         lsn, seq = found["last"]
         rows = rows.where(at > sf.expr(f"named_struct('lsn', {lsn}L, 'seq', {seq}L)"))
     is_delete = kind == _DELETE
-    if form.schema.key:
-        newest = Window.partitionBy(stored_key(form, texts=True)).orderBy(at.desc())
+    if lake_schema.schema.key:
+        newest = Window.partitionBy(stored_key(lake_schema, texts=True)).orderBy(at.desc())
         values = stored_values(
-            rows, form, sf.row_number().over(newest).alias("number"), is_delete.alias("gone")
+            rows, lake_schema, sf.row_number().over(newest).alias("number"), is_delete.alias("gone")
         )
         return values.where("number = 1 AND NOT gone").select("row", "exact")
     weight = sf.when(is_delete, -1).otherwise(1)
     copies = (
-        stored_values(rows, form, weight.alias("weight"))
-        .groupBy(row_identity(form.schema, sf.col("row"), sf.col("exact")).alias("identity"))
+        stored_values(rows, lake_schema, weight.alias("weight"))
+        .groupBy(row_identity(lake_schema.schema, sf.col("row"), sf.col("exact")).alias("identity"))
         .agg(
             sf.first("row").alias("row"),
             sf.first("exact").alias("exact"),
@@ -79,24 +79,24 @@ def held(table: DataFrame, form: StoredForm) -> DataFrame:
     return copies.select("row", "exact", each.alias("copy")).select("row", "exact")
 
 
-def apply(round: Round) -> StoredForm:
+def apply(batch: Batch) -> LakeTableSchema:
     """An append, whatever the changes are."""
-    stats, form = round.changes.stats, round.form
-    if form.schema.key and (stats.unchanged or stats.key_changes):
-        rows = _followed(round)
+    stats, lake_schema = batch.changes.stats, batch.lake_schema
+    if lake_schema.schema.key and (stats.unchanged or stats.key_changes):
+        rows = _followed(batch)
     else:
-        rows = _as_told(round)
-    round = round.with_exact(stats.exact)
-    ours = {name: sf.col(quoted(value)) for name, value in our_values(round.form).items()}
-    _append(stored_rows(rows, round.form, ours), round)
-    return round.form
+        rows = _as_told(batch)
+    batch = batch.with_overflow(stats.overflow)
+    ours = {name: sf.col(quoted(value)) for name, value in our_values(batch.lake_schema).items()}
+    _append(stored_rows(rows, batch.lake_schema, ours), batch)
+    return batch.lake_schema
 
 
-def _as_told(round: Round) -> DataFrame:
+def _as_told(batch: Batch) -> DataFrame:
     """The changes as they are; where there is no key, an update's former row too."""
-    changes, schema, stats = round.changes.changes, round.form.schema, round.changes.stats
+    changes, schema, stats = batch.changes.changes, batch.lake_schema.schema, batch.changes.stats
     rows = _numbered(changes, 1).withColumn("_kind", sf.col("_change_type"))
-    if stats.exact:
+    if stats.overflow:
         rows = rows.withColumn("_exact", without_old_texts(sf.col("_exact")))
     if schema.key or not stats.updates:
         return rows
@@ -109,14 +109,14 @@ def _as_told(round: Round) -> DataFrame:
     return rows.unionByName(former)
 
 
-def _followed(round: Round) -> DataFrame:
+def _followed(batch: Batch) -> DataFrame:
     """The changes with the values that they do not tell, and each change of key at both keys."""
-    changes, form, stats = round.changes, round.form, round.changes.stats
-    names = _names(form)
+    changes, lake_schema, stats = batch.changes, batch.lake_schema, batch.changes.stats
+    names = _names(lake_schema)
     events = filled_from(
-        round.spark.table(round.identifier),
+        batch.spark.table(batch.identifier),
         row_changes(changes),
-        form,
+        lake_schema,
         stats,
         newest_first=(-sf.col(quoted(names.lsn)), -sf.col(SEQ)),
     )
@@ -128,7 +128,7 @@ def _followed(round: Round) -> DataFrame:
         sf.col("time").alias("_timestamp"),
         _number(sf.col("at._seq"), sf.when(leaves, 0).otherwise(1)).alias(SEQ),
         sf.col("exact").alias("_exact"),
-        *(sf.col("row")[name].alias(name) for name in form.schema.column_names),
+        *(sf.col("row")[name].alias(name) for name in lake_schema.schema.column_names),
     )
     if not stats.truncates:
         return rows
@@ -146,23 +146,23 @@ def _number(seq: Expr, place: Expr) -> Expr:
     return seq * 2 + place
 
 
-def _names(form: StoredForm) -> Metadata:
-    assert form.metadata is not None, "a history has metadata"
-    return form.metadata
+def _names(lake_schema: LakeTableSchema) -> Metadata:
+    assert lake_schema.metadata is not None, "a history has metadata"
+    return lake_schema.metadata
 
 
-def _append(rows: DataFrame, round: Round) -> None:
-    form = round.form
-    if not is_remote_session(round.spark):
-        round.format.append(rows, form.name)
+def _append(rows: DataFrame, batch: Batch) -> None:
+    lake_schema = batch.lake_schema
+    if not is_remote_session(batch.spark):
+        batch.format.append(rows, lake_schema.name)
         return
     # A Spark Connect server goes on with what a client that is gone has asked for, and two appends
     # do not get in each other's way: a MERGE sees that the table has changed under it.
-    lsn = quoted(_names(form).lsn)
-    values = {column.name: f"{SOURCE}.{quoted(column.name)}" for column in form.columns}
+    lsn = quoted(_names(lake_schema).lsn)
+    values = {column.name: f"{SOURCE}.{quoted(column.name)}" for column in lake_schema.columns}
     with viewed(rows) as view:
-        round.spark.sql(
-            f"MERGE INTO {round.identifier} {TARGET} USING {view} {SOURCE}"
+        batch.spark.sql(
+            f"MERGE INTO {batch.identifier} {TARGET} USING {view} {SOURCE}"
             f" ON {TARGET}.{lsn} = {SOURCE}.{lsn} AND {TARGET}.{SEQ} = {SOURCE}.{SEQ}"
             f" AND {SOURCE}.{SEQ} >= 0"
             f" WHEN MATCHED THEN UPDATE SET {assignments({SEQ: f'{SOURCE}.{SEQ}'})}"

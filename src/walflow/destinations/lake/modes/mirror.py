@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from walflow.destinations.lake.columnar import are_plain, columnar_changes
-from walflow.destinations.lake.copies import merge_copies, overwrite_copies
-from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.forms import StoredForm
-from walflow.destinations.lake.merging import merge_net, our_values, with_base_rows
-from walflow.destinations.lake.rounds import (
-    Round,
+from walflow.destinations.lake.batch import (
+    Batch,
     append_rows,
     kept,
     only_inserts,
     stored_rows,
     stored_values,
 )
+from walflow.destinations.lake.format import Constant
+from walflow.destinations.lake.keyless import merge_copies, overwrite_copies
+from walflow.destinations.lake.merging import merge_net, our_values, with_base_rows
+from walflow.destinations.lake.net_columns import are_plain, columnar_changes
+from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.spark.connect import is_remote_session
 from walflow.spark.net import net_changes
 
@@ -33,53 +33,55 @@ keeps_past = False
 
 
 def copied(
-    form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+    lake_schema: LakeTableSchema, metadata: Mapping[str, Constant], time: datetime
 ) -> Mapping[str, Constant]:
     return metadata
 
 
-def held(table: DataFrame, form: StoredForm) -> DataFrame:
-    return stored_values(table, form)
+def held(table: DataFrame, lake_schema: LakeTableSchema) -> DataFrame:
+    return stored_values(table, lake_schema)
 
 
-def apply(round: Round) -> StoredForm:
+def apply(batch: Batch) -> LakeTableSchema:
     """In the cheapest way that is right."""
-    if _merge_in_columns(round):
-        return round.form
-    if _only_appends(round):
-        return append_rows(round, {})
-    if round.form.schema.key:
-        return _merge(round)
-    return overwrite_copies(round) if round.changes.truncated else merge_copies(round)
+    if _merge_in_columns(batch):
+        return batch.lake_schema
+    if _only_appends(batch):
+        return append_rows(batch, {})
+    if batch.lake_schema.schema.key:
+        return _merge(batch)
+    return overwrite_copies(batch) if batch.changes.truncated else merge_copies(batch)
 
 
-def _merge_in_columns(round: Round) -> bool:
-    columnar = round.format.columnar(round.spark)
-    if columnar is None or not are_plain(round.changes, round.form):
+def _merge_in_columns(batch: Batch) -> bool:
+    columnar = batch.format.columnar(batch.spark)
+    if columnar is None or not are_plain(batch.changes, batch.lake_schema):
         return False
     return columnar.merge(
-        round.form, lambda: columnar_changes(round.changes), round.begins, round.stamp
+        batch.lake_schema, lambda: columnar_changes(batch.changes), batch.begins, batch.stamp
     )
 
 
-def _only_appends(round: Round) -> bool:
+def _only_appends(batch: Batch) -> bool:
     # A Spark Connect server goes on with what a client that is gone has asked for, and two appends
     # do not get in each other's way: a MERGE sees that the table has changed under it.
-    outlives = bool(round.form.schema.key) and is_remote_session(round.spark)
-    return only_inserts(round.changes) and not outlives
+    outlives = bool(batch.lake_schema.schema.key) and is_remote_session(batch.spark)
+    return only_inserts(batch.changes) and not outlives
 
 
-def _merge(round: Round) -> StoredForm:
-    schema, stats = round.form.schema, round.changes.stats
-    with kept(net_changes(round.changes.changes, schema, stats)) as net:
-        round = round.with_exact_for(net, "_exact")
-        form, identifier = round.form, round.identifier
-        if round.changes.truncated:
+def _merge(batch: Batch) -> LakeTableSchema:
+    schema, stats = batch.lake_schema.schema, batch.changes.stats
+    with kept(net_changes(batch.changes.changes, schema, stats)) as net:
+        batch = batch.with_overflow_for(net, "_exact")
+        lake_schema, identifier = batch.lake_schema, batch.identifier
+        if batch.changes.truncated:
             rows = net.where("_change_type = 'upsert'")
-            ours = {name: sf.col(value) for name, value in our_values(form).items()}
-            round.format.overwrite(stored_rows(rows, form, ours), form.name)
+            ours = {name: sf.col(value) for name, value in our_values(lake_schema).items()}
+            batch.format.overwrite(stored_rows(rows, lake_schema, ours), lake_schema.name)
         elif stats.unchanged and stats.key_changes:
-            merge_net(with_base_rows(net, identifier, form), identifier, form, partial=True)
+            merge_net(
+                with_base_rows(net, identifier, lake_schema), identifier, lake_schema, partial=True
+            )
         else:
-            merge_net(net, identifier, form, partial=stats.unchanged)
-    return form
+            merge_net(net, identifier, lake_schema, partial=stats.unchanged)
+    return lake_schema

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
+from walflow.destinations.lake.batch import Batch, append_rows, kept, only_inserts, stored_values
 from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.forms import CURRENT, EXACT, VALID_FROM, VALID_TO, StoredForm
 from walflow.destinations.lake.merging import assignments, inserted, our_values, same_key, viewed
 from walflow.destinations.lake.modes.timelines import filled_from, row_changes
-from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inserts, stored_values
+from walflow.destinations.lake.table_schema import (
+    CURRENT,
+    EXACT,
+    VALID_FROM,
+    VALID_TO,
+    LakeTableSchema,
+)
 from walflow.destinations.lake.truncates import Truncate, first_truncate
 from walflow.model import TableSchema
 from walflow.spark.connect import is_remote_session
@@ -34,28 +40,28 @@ _OPEN, _CLOSE = "open", "close"
 
 
 def copied(
-    form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+    lake_schema: LakeTableSchema, metadata: Mapping[str, Constant], time: datetime
 ) -> Mapping[str, Constant]:
     return {**metadata, VALID_FROM: time, VALID_TO: None, CURRENT: True}
 
 
-def held(table: DataFrame, form: StoredForm) -> DataFrame:
-    return stored_values(table.where(CURRENT), form)
+def held(table: DataFrame, lake_schema: LakeTableSchema) -> DataFrame:
+    return stored_values(table.where(CURRENT), lake_schema)
 
 
-def apply(round: Round) -> StoredForm:
+def apply(batch: Batch) -> LakeTableSchema:
     """One MERGE closes what was current under the keys that changed, and adds the new versions."""
     # (See mirror for what remote sessions have to do with it.)
-    if only_inserts(round.changes) and not is_remote_session(round.spark):
+    if only_inserts(batch.changes) and not is_remote_session(batch.spark):
         forever = {VALID_TO: sf.lit(None), CURRENT: sf.lit(True)}
-        return append_rows(round, {VALID_FROM: sf.col("_timestamp"), **forever})
-    stats, truncate = round.changes.stats, first_truncate(round.changes)
-    table = round.spark.table(round.identifier).where(CURRENT)
-    changes = filled_from(table, row_changes(round.changes), round.form, stats)
-    with kept(_steps(changes, round.form.schema, truncate)) as steps:
-        round = round.with_exact_for(steps, "_exact")
-        _merge(steps, round, truncate)
-    return round.form
+        return append_rows(batch, {VALID_FROM: sf.col("_timestamp"), **forever})
+    stats, truncate = batch.changes.stats, first_truncate(batch.changes)
+    table = batch.spark.table(batch.identifier).where(CURRENT)
+    changes = filled_from(table, row_changes(batch.changes), batch.lake_schema, stats)
+    with kept(_steps(changes, batch.lake_schema.schema, truncate)) as steps:
+        batch = batch.with_overflow_for(steps, "_exact")
+        _merge(steps, batch, truncate)
+    return batch.lake_schema
 
 
 def _steps(changes: DataFrame, schema: TableSchema, truncate: Truncate | None) -> DataFrame:
@@ -85,23 +91,23 @@ def _steps(changes: DataFrame, schema: TableSchema, truncate: Truncate | None) -
     )
 
 
-def _merge(steps: DataFrame, round: Round, truncate: Truncate | None) -> None:
-    form = round.form
-    values = {name: f"{SOURCE}.{quoted(name)}" for name in form.schema.column_names}
-    values |= {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(form).items()}
+def _merge(steps: DataFrame, batch: Batch, truncate: Truncate | None) -> None:
+    lake_schema = batch.lake_schema
+    values = {name: f"{SOURCE}.{quoted(name)}" for name in lake_schema.schema.column_names}
+    values |= {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(lake_schema).items()}
     values |= {VALID_FROM: f"{SOURCE}._timestamp", CURRENT: f"{SOURCE}.{VALID_TO} IS NULL"}
-    if form.exact:
+    if lake_schema.overflow:
         values[EXACT] = f"{SOURCE}._exact"
     rest = ""
     if truncate is not None:
         rest = f" WHEN NOT MATCHED BY SOURCE AND {TARGET}.{CURRENT} THEN {_close(truncate.time)}"
     # Of the predicate on the source, see merging.
     with viewed(steps) as view:
-        round.spark.sql(
-            f"MERGE INTO {round.identifier} {TARGET}"
+        batch.spark.sql(
+            f"MERGE INTO {batch.identifier} {TARGET}"
             f" USING (SELECT * FROM {view} WHERE _change_type IN ('{_OPEN}', '{_CLOSE}')) {SOURCE}"
             f" ON {TARGET}.{CURRENT} AND {SOURCE}._change_type = '{_CLOSE}'"
-            f" AND {same_key(form.schema, form.exact)}"
+            f" AND {same_key(lake_schema.schema, lake_schema.overflow)}"
             f" WHEN MATCHED THEN {_close(f'{SOURCE}._timestamp')}"
             f" WHEN NOT MATCHED AND {SOURCE}._change_type = '{_OPEN}'"
             f" THEN {inserted(values)}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from walflow.destinations.lake.copies import mark_copies
+from walflow.destinations.lake.batch import Batch, append_rows, kept, only_inserts, stored_values
 from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.forms import DELETED, StoredForm
+from walflow.destinations.lake.keyless import mark_copies
 from walflow.destinations.lake.merging import mark_net, with_base_rows
 from walflow.destinations.lake.modes.timelines import row_changes
-from walflow.destinations.lake.rounds import Round, append_rows, kept, only_inserts, stored_values
+from walflow.destinations.lake.table_schema import DELETED, LakeTableSchema
 from walflow.destinations.lake.truncates import Truncate, first_truncate
 from walflow.model import ChangeStats, ChangeType, TableSchema
 from walflow.spark.net import base_key
@@ -27,34 +27,34 @@ keeps_past = True
 
 
 def copied(
-    form: StoredForm, metadata: Mapping[str, Constant], time: datetime
+    lake_schema: LakeTableSchema, metadata: Mapping[str, Constant], time: datetime
 ) -> Mapping[str, Constant]:
     return {**metadata, DELETED: False}
 
 
-def held(table: DataFrame, form: StoredForm) -> DataFrame:
-    return stored_values(table.where(f"NOT {DELETED}"), form)
+def held(table: DataFrame, lake_schema: LakeTableSchema) -> DataFrame:
+    return stored_values(table.where(f"NOT {DELETED}"), lake_schema)
 
 
-def apply(round: Round) -> StoredForm:
-    if round.form.schema.key:
-        return _merge(round)
-    if only_inserts(round.changes):
-        return append_rows(round, {DELETED: sf.lit(False)})
-    truncate = first_truncate(round.changes)
-    return mark_copies(round, truncate, _emptied(round.form, truncate))
+def apply(batch: Batch) -> LakeTableSchema:
+    if batch.lake_schema.schema.key:
+        return _merge(batch)
+    if only_inserts(batch.changes):
+        return append_rows(batch, {DELETED: sf.lit(False)})
+    truncate = first_truncate(batch.changes)
+    return mark_copies(batch, truncate, _emptied(batch.lake_schema, truncate))
 
 
-def _merge(round: Round) -> StoredForm:
-    changes, stats = round.changes, round.changes.stats
-    emptied = _emptied(round.form, first_truncate(changes))
-    with kept(_net(row_changes(changes), round.form.schema, stats)) as net:
-        round = round.with_exact_for(net, "_exact")
-        form, identifier = round.form, round.identifier
+def _merge(batch: Batch) -> LakeTableSchema:
+    changes, stats = batch.changes, batch.changes.stats
+    emptied = _emptied(batch.lake_schema, first_truncate(changes))
+    with kept(_net(row_changes(changes), batch.lake_schema.schema, stats)) as net:
+        batch = batch.with_overflow_for(net, "_exact")
+        lake_schema, identifier = batch.lake_schema, batch.identifier
         if stats.unchanged and stats.key_changes:
-            net = with_base_rows(net, identifier, form)
-        mark_net(net, identifier, form, partial=stats.unchanged, emptied=emptied)
-    return form
+            net = with_base_rows(net, identifier, lake_schema)
+        mark_net(net, identifier, lake_schema, partial=stats.unchanged, emptied=emptied)
+    return lake_schema
 
 
 def _net(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
@@ -102,12 +102,12 @@ def _net(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFra
     )
 
 
-def _emptied(form: StoredForm, truncate: Truncate | None) -> Mapping[str, str] | None:
+def _emptied(lake_schema: LakeTableSchema, truncate: Truncate | None) -> Mapping[str, str] | None:
     """What our columns have, in SQL, in rows that a truncate deleted."""
     if truncate is None:
         return None
     values = {DELETED: "true"}
-    if (names := form.metadata) is not None:
+    if (names := lake_schema.metadata) is not None:
         values[names.change_type] = f"'{ChangeType.TRUNCATE.value}'"
         values[names.lsn] = str(truncate.lsn)
         values[names.timestamp] = truncate.time

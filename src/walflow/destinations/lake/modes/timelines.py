@@ -13,15 +13,15 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from walflow.destinations.base import TableChanges
-from walflow.destinations.lake.forms import EXACT, StoredForm
 from walflow.destinations.lake.merging import missing_row
+from walflow.destinations.lake.table_schema import EXACT, LakeTableSchema
 from walflow.destinations.lake.truncates import EMPTIED, between_truncates
 from walflow.model import ChangeStats, TableSchema
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.identities import identity_of, may_be_inexact, texts_map
 from walflow.spark.names import quoted
 from walflow.spark.net import row_events, sometimes_unsent
+from walflow.spark.row_identity import identity_of, may_be_inexact, texts_map
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
@@ -96,40 +96,42 @@ def _with_known_values(events: DataFrame, schema: TableSchema, stats: ChangeStat
         ),
         lambda name: name.isNotNull(),
     )
-    exact = sf.col("exact")
-    if stats.exact:
+    overflow = sf.col("exact")
+    if stats.overflow:
         texts = texts_map(
             [
                 (
                     name,
                     sf.col(f"{numbers[name]}.exact")
                     if name in numbers
-                    else sf.try_element_at(exact, sf.lit(name)),
+                    else sf.try_element_at(overflow, sf.lit(name)),
                 )
                 for name in schema.column_names
             ]
         )
-        exact = sf.when(gone, exact).otherwise(texts)
+        overflow = sf.when(gone, overflow).otherwise(texts)
     return events.select(
         *(name for name in events.columns if name not in ("row", "exact", "unchanged")),
         row.alias("row"),
-        exact.alias("exact"),
+        overflow.alias("exact"),
         sf.when(~gone & (sf.size(lacking) > 0), lacking).alias("unchanged"),
     )
 
 
-def stored_key(form: StoredForm, *, texts: bool) -> Expr:
+def stored_key(lake_schema: LakeTableSchema, *, texts: bool) -> Expr:
     """What tells the rows of a keyed table apart, of rows as they are stored; the same as
     ``key`` and ``base`` of changes. ``texts``: whether exact texts are part of it."""
-    columns = form.schema.key_columns
+    columns = lake_schema.schema.key_columns
     values = {column.name: sf.col(quoted(column.name)) for column in columns}
     if not texts:
         return identity_of(columns, values, None)
-    return identity_of(columns, values, {c.name: _stored_text(form, c.name) for c in columns})
+    return identity_of(
+        columns, values, {c.name: _stored_text(lake_schema, c.name) for c in columns}
+    )
 
 
-def _stored_text(form: StoredForm, name: str) -> Expr:
-    if not form.exact:
+def _stored_text(lake_schema: LakeTableSchema, name: str) -> Expr:
+    if not lake_schema.overflow:
         return sf.lit(None).cast("string")
     return sf.try_element_at(sf.col(EXACT), sf.lit(name))
 
@@ -137,7 +139,7 @@ def _stored_text(form: StoredForm, name: str) -> Expr:
 def filled_from(
     table: DataFrame,
     changes: DataFrame,
-    form: StoredForm,
+    lake_schema: LakeTableSchema,
     stats: ChangeStats,
     newest_first: Sequence[Expr] = (),
 ) -> DataFrame:
@@ -145,16 +147,16 @@ def filled_from(
     keys are left alone. ``newest_first``: which of several rows with one key it is."""
     if not stats.unchanged:
         return changes
-    schema = form.schema
+    schema = lake_schema.schema
     changes = checkpointed(changes)
     wanted = changes.where("unchanged IS NOT NULL").select("base").distinct()
     if stats.updates <= _KEYS_TO_BROADCAST:
         wanted = sf.broadcast(wanted)
-    if form.exact and not stats.exact:
+    if lake_schema.overflow and not stats.overflow:
         # The changes know of no key with an exact text.
         for column in schema.key_columns:
             if may_be_inexact(column):
-                table = table.where(_stored_text(form, column.name).isNull())
+                table = table.where(_stored_text(lake_schema, column.name).isNull())
     number = (
         sf.row_number().over(Window.partitionBy("place").orderBy("order"))
         if newest_first
@@ -162,9 +164,11 @@ def filled_from(
     )
     stored = (
         table.select(
-            stored_key(form, texts=stats.exact).alias("place"),
+            stored_key(lake_schema, texts=stats.overflow).alias("place"),
             sf.struct(*(sf.col(quoted(name)) for name in schema.column_names)).alias("stored"),
-            (sf.col(EXACT) if form.exact else sf.lit(None).cast(EXACT_TYPE)).alias("stored_exact"),
+            (sf.col(EXACT) if lake_schema.overflow else sf.lit(None).cast(EXACT_TYPE)).alias(
+                "stored_exact"
+            ),
             sf.struct(*newest_first, sf.lit(0)).alias("order"),
         )
         .join(wanted, sf.col("place").eqNullSafe(sf.col("base")))

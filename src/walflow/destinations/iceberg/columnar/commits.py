@@ -1,0 +1,257 @@
+"""A table as Iceberg's own API has it: what it consists of, and commits of files that are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from walflow.destinations.iceberg.columnar.arrow_schema import FallBackToSpark
+from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector
+from walflow.destinations.iceberg.columnar.file_changes import (
+    FileChanges,
+    Snapshot,
+    TableFile,
+    TableFiles,
+    check_size,
+    path_here,
+)
+from walflow.destinations.iceberg.columnar.key_index import KeyedFile
+from walflow.destinations.iceberg.tables import WITH_VECTORS
+from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
+from walflow.model import Lsn
+
+__all__ = ["IcebergTable", "newest_position"]
+
+
+class IcebergTable:
+    """As it was when it was loaded, refreshed, or committed to last."""
+
+    def __init__(self, gateway: Any, table: Any) -> None:
+        self._gateway = gateway
+        self._iceberg = gateway.jvm.org.apache.iceberg
+        self._table = table
+        self._spec = table.spec()
+
+    def refresh(self) -> None:
+        """See what others have committed; costs next to nothing if that is nothing. Fails if there
+        is another table in its place."""
+        self._table.refresh()
+        self._spec = self._table.spec()
+
+    @property
+    def version(self) -> str:
+        """Another one whenever anything of the table is another. NotInColumns if the catalog does
+        not tell (a REST server need not)."""
+        version: str | None = self._table.operations().current().metadataFileLocation()
+        if version is None:
+            raise FallBackToSpark("its catalog does not say which version it is")
+        return version
+
+    @property
+    def snapshot(self) -> int | None:
+        current = self._table.currentSnapshot()
+        return None if current is None else int(current.snapshotId())
+
+    @property
+    def position(self) -> Lsn | None:
+        """See Stored.position."""
+        return newest_position(self._table)
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The columns, as Iceberg's JSON has them."""
+        schema = json.loads(self._iceberg.SchemaParser.toJson(self._table.schema()))
+        fields: list[dict[str, Any]] = schema["fields"]
+        return fields
+
+    def property(self, name: str) -> str | None:
+        value: str | None = self._table.properties().get(name)
+        return value
+
+    def new_location(self, name: str) -> str:
+        """Where a new file of this name belongs."""
+        location: str = self._table.locationProvider().newDataLocation(name)
+        return location
+
+    def check_plain(self) -> None:
+        """NotInColumns if it is of an older kind, or somebody wants its files to be in a certain
+        order, or place."""
+        if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
+            raise FallBackToSpark("it is partitioned or sorted")
+        if self._table.operations().current().formatVersion() < WITH_VECTORS:
+            raise FallBackToSpark("its format has no deletion vectors")
+
+    def files(self) -> TableFiles:
+        """NotInColumns if there are too many, or some that cannot be read here."""
+        current = self._table.currentSnapshot()
+        if current is None:
+            return TableFiles(None, {})
+        summary = current.summary()
+        check_size(
+            int(summary.get("total-data-files") or 0), int(summary.get("total-records") or 0)
+        )
+        parser, spec_id = self._iceberg.ScanTaskParser, self._spec.specId()
+        found = {}
+        tasks = self._table.newScan().planFiles()
+        try:
+            each = tasks.iterator()
+            while each.hasNext():
+                task = each.next()
+                told = json.loads(parser.toJson(task))
+                if told["data-file"]["spec-id"] != spec_id:
+                    raise FallBackToSpark("it was partitioned")
+                file = _file(told, task.file().dataSequenceNumber())
+                found[file.file.location] = file
+        finally:
+            tasks.close()
+        return TableFiles(int(current.snapshotId()), found)
+
+    def commit(
+        self, delta: FileChanges, before: TableFiles, stamp: Mapping[str, str]
+    ) -> Snapshot | None:
+        """Commit what was written, on top of these files; returns the snapshot, or None if others
+        committed meanwhile. Iceberg refuses if that gets in the way. What was written is removed
+        unless it is committed, or that is not known."""
+        try:
+            update = self._update(delta, before)
+            for name, value in stamp.items():
+                update.set(name, value)
+        except BaseException:
+            delta.discard()
+            raise
+        try:
+            update.commit()
+        except Exception as error:
+            if self._has_certainly_failed(error):
+                delta.discard()
+            raise
+        current = self._table.currentSnapshot()
+        if current.parentId() != before.snapshot:
+            return None
+        return Snapshot(current.snapshotId(), current.sequenceNumber(), current.firstRowId())
+
+    def _update(self, delta: FileChanges, before: TableFiles) -> Any:
+        if delta.removed:
+            return self._rewrite(delta, before)
+        if delta.is_append:
+            update = self._table.newAppend()
+            if delta.added is not None:
+                update.appendFile(self._data_file(delta.added))
+            return update
+        return self._row_delta(delta, before)
+
+    def _has_certainly_failed(self, error: Exception) -> bool:
+        """Whether Iceberg knows that nothing was committed."""
+        from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        return isinstance(error, Py4JJavaError) and is_instance_of(
+            self._gateway, error.java_exception, "org.apache.iceberg.exceptions.CleanableFailure"
+        )
+
+    def _row_delta(self, delta: FileChanges, before: TableFiles) -> Any:
+        update = self._table.newRowDelta()
+        if delta.added is not None:
+            update.addRows(self._data_file(delta.added))
+        for location, vector in delta.vectors.items():
+            update.addDeletes(self._delete_file(location, vector))
+            if (former := before.files[location].vector) is not None:
+                update.removeDeletes(self._delete_file(location, former))
+        if before.snapshot is not None:
+            # As Spark's MERGE does it. That others added rows matters also if none is replaced:
+            # they may have been the same.
+            update.validateFromSnapshot(before.snapshot)
+            update.conflictDetectionFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            update.validateNoConflictingDataFiles()
+            update.validateDataFilesExist(list(delta.vectors))
+            update.validateDeletedFiles()
+            update.validateNoConflictingDeleteFiles()
+        return update
+
+    def _rewrite(self, delta: FileChanges, before: TableFiles) -> Any:
+        update = self._table.newRewrite().validateFromSnapshot(before.snapshot)
+        for location in delta.removed:
+            former = before.files[location]
+            update.deleteFile(self._data_file(former))
+            if former.vector is not None:
+                update.deleteFile(self._delete_file(location, former.vector))
+        if delta.added is not None:
+            update.addFile(self._data_file(delta.added))
+        return update
+
+    def _data_file(self, file: TableFile) -> Any:
+        told = {
+            "spec-id": self._spec.specId(),
+            "content": "data",
+            "file-path": file.file.location,
+            "file-format": "parquet",
+            "partition": [],
+            "file-size-in-bytes": file.bytes,
+            "record-count": file.rows,
+            **file.metrics,
+        }
+        return self._content_file(told)
+
+    def _delete_file(self, location: str, vector: DeletionVector) -> Any:
+        told = {
+            "spec-id": self._spec.specId(),
+            "content": "position-deletes",
+            "file-path": vector.location,
+            "file-format": "puffin",
+            "partition": [],
+            "file-size-in-bytes": vector.file_bytes,
+            "record-count": vector.count,
+            "referenced-data-file": location,
+            "content-offset": vector.offset,
+            "content-size-in-bytes": vector.size,
+        }
+        return self._content_file(told)
+
+    def _content_file(self, told: Mapping[str, Any]) -> Any:
+        node = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(told))
+        return self._iceberg.ContentFileParser.fromJson(node, self._spec)
+
+
+def newest_position(table: Any) -> Lsn | None:
+    """Of the newest ancestor of main that has one: maintenance may commit without it."""
+    return position_of(_places(table))
+
+
+def _places(table: Any) -> Iterator[Place]:
+    snapshot = table.currentSnapshot()
+    while snapshot is not None:
+        summary = snapshot.summary()
+        said = {name: value for name in (POSITION, SINCE) if (value := summary.get(name))}
+        if (place := Place.of(said)) is not None:
+            yield place
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.snapshot(parent)
+
+
+def _file(task: Mapping[str, Any], sequence_number: int | None) -> TableFile:
+    data = task["data-file"]
+    location: str = data["file-path"]
+    if data["file-format"].lower() != "parquet":
+        raise FallBackToSpark(f"{location} is not a Parquet file")
+    deletes = task.get("delete-files", [])
+    if len(deletes) > 1 or any(file["file-format"].lower() != "puffin" for file in deletes):
+        raise FallBackToSpark(f"rows of {location} are deleted in another way")
+    vector = None
+    for file in deletes:
+        vector = DeletionVector(
+            file["file-path"],
+            file["file-size-in-bytes"],
+            file["content-offset"],
+            file["content-size-in-bytes"],
+            file["record-count"],
+        )
+    keyed = KeyedFile(location, path_here(location))
+    return TableFile(
+        keyed,
+        data["file-size-in-bytes"],
+        data["record-count"],
+        vector,
+        data.get("first-row-id"),
+        sequence_number,
+    )

@@ -1,0 +1,353 @@
+"""The table of pictures: which versions of a pipeline's tables belong together.
+
+One row a table a picture. Each picture says until when it is kept (see ``keeping``), and its
+versions stay as long. The newest one stays in any case.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from walflow.destinations.base import ConsistentCut
+from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.freshness import Parts, base_of, changes_of, shown
+from walflow.destinations.lake.keeping import Keeping
+from walflow.destinations.lake.maintenance import Due, MaintenancePlan, maintain
+from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
+from walflow.destinations.lake.table_schema import LakeTableSchema, TablePlan, lake_table_schema
+from walflow.model import Column, Lsn, PgType, TableName, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from walflow.destinations.lake.noted_cuts import NotedCuts
+
+__all__ = ["AsOf", "ConsistentCuts", "KeptCut", "KeptTable", "progress_table", "readable"]
+
+_COLUMNS = {
+    "lsn": "bigint",
+    "lsn_text": "string",
+    "since_lsn": "bigint",
+    "commit_time": "timestamp",
+    "source_table": "string",
+    "destination_table": "string",
+    "snapshot_id": "bigint",
+    "base_snapshot_id": "bigint",
+    "position": "bigint",
+    "recorded_at": "timestamp",
+    "kept_until": "timestamp",
+}
+_ARROW_TYPES = {
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+
+_TIDY_EVERY = 128
+_MAINTENANCE = MaintenancePlan(
+    small_files=32, target_bytes=32 << 20, keep_seconds=300, keep_versions=20
+)
+"""Of the table itself: it is read for moments, and nobody asks what it once was."""
+
+
+def progress_table(pipeline: str) -> TableName:
+    """Each pipeline has its own: several may write to one lake."""
+    return TableName(OWN_NAMESPACE, f"progress_{pipeline}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTable:
+    """A table in a picture."""
+
+    source: TableName
+    table: TableName
+    version: int
+    """Of the table, or of its changes if a view shows it."""
+    base: int | None
+    """Then the version of its base."""
+    position: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCut:
+    """A picture that can be read again; see Picture."""
+
+    since: Lsn
+    upto: Lsn
+    commit_time: datetime | None
+    recorded: datetime
+    tables: tuple[KeptTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A picture, and how to read it."""
+
+    cut: KeptCut
+    queries: tuple[str | None, ...]
+    """Of each of its tables, the query that gives its rows; None: they can no longer be read."""
+
+
+class ConsistentCuts:
+    """Calls get a session that is the caller's alone. ``record`` is called by one thread."""
+
+    def __init__(
+        self,
+        format: LakeFormat,
+        owner: Owner,
+        keep_seconds: float,
+        noted: NotedCuts | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``noted``: where else they are written down."""
+        self._clock = clock
+        self._noted = noted
+        self._format = format
+        self._owner = owner
+        self._lake_schema = _lake_schema(owner.pipeline)
+        self._keeping = Keeping(keep_seconds)
+        self._found: dict[TableName, tuple[Lsn, int]] = {}
+        self._forgotten: set[TableName] = set()
+        self._forgetting = threading.Lock()
+        self._recorded = 0
+        self._lock = threading.Lock()
+        self._is_there = False
+
+    @property
+    def name(self) -> TableName:
+        return self._lake_schema.name
+
+    def record(
+        self, spark: SparkSession, cut: ConsistentCut, viewed: Mapping[TableName, Parts]
+    ) -> bool:
+        """Keep the picture, in one commit. ``viewed``: those of its tables that are shown by
+        views. Whether it was kept: it is not if a version is gone already."""
+        self._make(spark)
+        if (tables := self._kept_tables(spark, cut, viewed)) is None:
+            return False
+        now = self._clock()
+        until = now + self._keeping.seconds(now)
+        rows = _rows(cut, tables, now, until)
+        columnar = self._format.columnar(spark)
+        if columnar is None or not columnar.append(self.name, rows):
+            # One partition, so one file.
+            self._format.append(spark.createDataFrame(rows).coalesce(1), self.name)
+        if self._noted is not None:
+            queries = {table: self._query(table, viewed) for table in tables}
+            self._noted.record(cut, queries, now, until)
+        self._recorded += 1
+        if self._recorded % _TIDY_EVERY == 0:
+            self._tidy(spark)
+        return True
+
+    def forget(self, name: TableName) -> None:
+        """There may be another table of this name now. Any thread may say so."""
+        with self._forgetting:
+            self._forgotten |= {name, base_of(name), changes_of(name)}
+        if self._noted is not None:
+            self._noted.doubt(name)
+
+    def _make(self, spark: SparkSession) -> None:
+        with self._lock:
+            if self._is_there:
+                return
+            stored = self._format.look(spark, self.name)
+            if stored is None:
+                self._format.make_namespace(spark, self.name)
+                self._format.create(spark, self._lake_schema, self._owner)
+            else:
+                check_owner(self._format.identifier(self.name), self._owner, stored.properties)
+            self._is_there = True
+
+    def _kept_tables(
+        self, spark: SparkSession, cut: ConsistentCut, viewed: Mapping[TableName, Parts]
+    ) -> list[KeptTable] | None:
+        positions: dict[TableName, Lsn] = {}
+        for table in cut.tables:
+            parts = viewed.get(table.table)
+            for name in (table.table,) if parts is None else (parts.changes, parts.base):
+                positions[name] = table.position
+        versions = self._versions(spark, positions)
+        if len(versions) < len(positions):
+            return None
+        kept = []
+        for table in cut.tables:
+            parts = viewed.get(table.table)
+            if parts is None:
+                version, base = versions[table.table], None
+            else:
+                version = parts.changes_formed.in_place_of(versions[parts.changes])
+                base = parts.base_formed.in_place_of(versions[parts.base])
+            kept.append(KeptTable(table.source, table.table, version, base, table.position))
+        return kept
+
+    def _query(self, table: KeptTable, viewed: Mapping[TableName, Parts]) -> str:
+        """What reads the table as it is in the picture, which is being kept."""
+        as_of, parts = self._format.as_of, viewed.get(table.table)
+        if parts is None or table.base is None:
+            return f"SELECT * FROM {as_of(table.table, table.version)}"
+        base, changes = as_of(parts.base, table.base), as_of(parts.changes, table.version)
+        return shown(parts, base, changes)
+
+    def _versions(
+        self, spark: SparkSession, positions: Mapping[TableName, Lsn]
+    ) -> Mapping[TableName, int]:
+        """Asked for are only those that were not in the last picture, too."""
+        with self._forgetting:
+            forgotten, self._forgotten = self._forgotten, set()
+        last = {name: known for name, known in self._found.items() if name not in forgotten}
+        asked = {
+            name: position
+            for name, position in positions.items()
+            if name not in last or last[name][0] != position
+        }
+        found = self._format.versions_at(spark, asked)
+        versions = {name: last[name][1] for name in positions if name not in asked} | found
+        self._found = {name: (positions[name], version) for name, version in versions.items()}
+        return versions
+
+    def _tidy(self, spark: SparkSession) -> None:
+        if self._noted is not None:
+            self._noted.tidy()
+        spark.sql(
+            f"DELETE FROM {self._format.identifier(self.name)}"
+            f" WHERE kept_until <= {_moment(self._clock())}"
+        )
+        due = Due(compact=True, remove_orphans=False)
+        stamp = Stamp(self._owner, Lsn(0))
+        maintain(spark, self._format, self.name, _MAINTENANCE, due, lambda: (), stamp, self._clock)
+
+    # Reading.
+
+    def newest(
+        self,
+        spark: SparkSession,
+        position: Lsn | None = None,
+        moment: datetime | None = None,
+    ) -> KeptCut | None:
+        """The newest picture that is kept, or the newest one up to the position or the time."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return None
+        if position is not None:
+            rows = rows.where(sf.col("since_lsn") <= int(position))
+        if moment is not None:
+            rows = rows.where(sf.coalesce("commit_time", "recorded_at") <= sf.lit(moment))
+        (newest,) = rows.agg(sf.max(sf.struct("lsn", "recorded_at"))).collect()[0]
+        return None if newest is None else _cut(rows, newest)
+
+    def oldest(self, spark: SparkSession) -> KeptCut | None:
+        """The oldest one that is kept."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return None
+        (oldest,) = rows.agg(sf.min(sf.struct("lsn", "recorded_at"))).collect()[0]
+        return None if oldest is None else _cut(rows, oldest)
+
+    def needed(self, spark: SparkSession, name: TableName, *, base: bool) -> Collection[int]:
+        """The versions of the table (its base, if a view shows it) that kept pictures need."""
+        from pyspark.sql import functions as sf
+
+        rows = self._kept(spark)
+        if rows is None:
+            return ()
+        rows = rows.where(sf.col("destination_table") == str(name))
+        column = "base_snapshot_id" if base else "snapshot_id"
+        return {row[0] for row in rows.select(column).distinct().collect()} - {None}
+
+    def _kept(self, spark: SparkSession) -> DataFrame | None:
+        """Rows of pictures that are kept; None: there is no table."""
+        if self._format.look(spark, self.name) is None:
+            return None
+        identifier = self._format.identifier(self.name)
+        # The newest one is of the tables as they are, for as long as nothing happens to them.
+        return spark.table(identifier).where(
+            f"kept_until > {_moment(self._clock())}"
+            f" OR recorded_at = (SELECT max(recorded_at) FROM {identifier})"
+        )
+
+
+def readable(
+    spark: SparkSession, format: LakeFormat, name: TableName, version: int, since: int = 0
+) -> str | None:
+    """What stands behind FROM to read the table as of the version; None: it is gone, or was
+    committed before that time, in milliseconds."""
+    if format.look(spark, name) is None:
+        return None
+    kept = {one.id for one in format.versions(spark, name) if one.milliseconds >= since}
+    return format.as_of(name, version) if version in kept else None
+
+
+def _lake_schema(pipeline: str) -> LakeTableSchema:
+    columns = tuple(
+        Column(name, PgType(kind, 0, 0), kind, attnum=number)
+        for number, (name, kind) in enumerate(_COLUMNS.items(), 1)
+    )
+    schema = TableSchema(0, progress_table(pipeline), columns, ())
+    return lake_table_schema(schema, TablePlan(metadata=None), overflow=False)
+
+
+def _rows(cut: ConsistentCut, tables: Sequence[KeptTable], now: float, until: float) -> pa.Table:
+    rows = [
+        (
+            int(cut.upto),
+            str(cut.upto),
+            int(cut.since),
+            cut.commit_time,
+            str(table.source),
+            str(table.table),
+            table.version,
+            table.base,
+            int(table.position),
+            _micros(now),
+            _micros(until),
+        )
+        for table in tables
+    ]
+    values = zip(*rows, strict=True) if rows else ([] for _ in _COLUMNS)
+    kinds = (_ARROW_TYPES[kind] for kind in _COLUMNS.values())
+    columns = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
+    return pa.table(columns, names=list(_COLUMNS))
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _moment(seconds: float) -> str:
+    return f"timestamp_micros({_micros(seconds)})"
+
+
+def _cut(rows: DataFrame, which: Row) -> KeptCut:
+    from pyspark.sql import functions as sf
+
+    is_of_it = (sf.col("lsn") == which["lsn"]) & (sf.col("recorded_at") == which["recorded_at"])
+    found = rows.where(is_of_it).orderBy("source_table").collect()
+    first = found[0]
+    return KeptCut(
+        Lsn(first["since_lsn"]),
+        Lsn(first["lsn"]),
+        None if first["commit_time"] is None else first["commit_time"].astimezone(UTC),
+        first["recorded_at"].astimezone(UTC),
+        tuple(
+            KeptTable(
+                TableName.parse(row["source_table"]),
+                TableName.parse(row["destination_table"]),
+                row["snapshot_id"],
+                row["base_snapshot_id"],
+                Lsn(row["position"]),
+            )
+            for row in found
+        ),
+    )

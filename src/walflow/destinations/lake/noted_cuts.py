@@ -1,0 +1,216 @@
+"""What ``walflow as-of`` needs of kept pictures, noted on this machine beside the change log.
+
+The pictures are in the lake, and only Spark reads that. This file has the same with the finished
+queries, so that no Spark is needed to ask. It is a note: where it is missing, damaged, of another
+place, or has no answer that is certain, the lake is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from walflow.destinations.base import ConsistentCut
+from walflow.destinations.lake.consistent_cuts import AsOf, KeptCut, KeptTable
+from walflow.model import Lsn, TableName
+from walflow.paths import is_there
+
+__all__ = ["NotedCuts", "noted_as_of"]
+
+_TABLES = """
+CREATE TABLE place (name TEXT);
+CREATE TABLE picture (
+  id INTEGER PRIMARY KEY, lsn INT, since INT, commit_time INT, recorded_at INT, kept_until INT);
+CREATE TABLE version (
+  source TEXT, destination TEXT, snapshot INT, base INT, position INT, query TEXT,
+  doubtful INT DEFAULT 0, first INT, last INT);
+CREATE INDEX version_last ON version (last);
+"""
+"""A version is of the pictures from ``first`` to ``last`` (NULL: the newest): most tables have the
+same one in the next picture."""
+
+_Key = tuple[str, str, int, int | None, int, str]
+
+
+class NotedCuts:
+    """Calls may come from several threads. Nothing that goes wrong here reaches who calls: the
+    file is given up then."""
+
+    def __init__(self, file: Path, place: str) -> None:
+        """``place`` says which lake it is about: pictures of another one are forgotten."""
+        self._file = file
+        self._place = place
+        self._lock = threading.Lock()
+        self._is_ours = False
+
+    def record(
+        self, cut: ConsistentCut, tables: Mapping[KeptTable, str], now: float, until: float
+    ) -> None:
+        """Note the picture, with each table's query."""
+        self._write(lambda file: _record(file, cut, tables, now, until))
+
+    def doubt(self, name: TableName) -> None:
+        """What was noted of the table may no longer be there to be read."""
+        if is_there(self._file):
+            self._write(lambda file: file.execute(_DOUBT, [str(name)]))
+
+    def tidy(self) -> None:
+        """Forget the pictures that are no longer kept."""
+        self._write(_tidy)
+
+    def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        with self._lock:
+            try:
+                with closing(sqlite3.connect(self._file, timeout=5)) as file:
+                    # A note may be lost with the machine, and then it is made anew.
+                    file.execute("PRAGMA synchronous = OFF")
+                    with file:
+                        self._make(file)
+                        write(file)
+            except (sqlite3.Error, OSError):
+                # What is half there would be told for the newest.
+                self._is_ours = False
+                with contextlib.suppress(OSError):
+                    self._file.unlink(missing_ok=True)
+
+    def _make(self, file: sqlite3.Connection) -> None:
+        if self._is_ours:
+            return
+        names = [name for (name,) in file.execute("SELECT name FROM sqlite_master")]
+        if "place" in names and not _is_of(file, self._place):
+            for table in ("place", "picture", "version"):
+                file.execute(f"DROP TABLE IF EXISTS {table}")
+            names = []
+        if "place" not in names:
+            for statement in _TABLES.split(";"):
+                file.execute(statement)
+            file.execute("INSERT INTO place VALUES (?)", [self._place])
+        self._is_ours = True
+
+
+_DOUBT = "UPDATE version SET doubtful = 1 WHERE destination = ?"
+
+
+def _is_of(file: sqlite3.Connection, place: str) -> bool:
+    return bool(file.execute("SELECT name FROM place").fetchall() == [(place,)])
+
+
+def _record(
+    file: sqlite3.Connection,
+    cut: ConsistentCut,
+    tables: Mapping[KeptTable, str],
+    now: float,
+    until: float,
+) -> None:
+    (number,) = file.execute(
+        "INSERT INTO picture (lsn, since, commit_time, recorded_at, kept_until)"
+        " VALUES (?, ?, ?, ?, ?) RETURNING id",
+        (
+            int(cut.upto),
+            int(cut.since),
+            cut.commit_time,
+            _micros(now),
+            _micros(until),
+        ),
+    ).fetchone()
+    wanted: set[_Key] = {
+        (str(one.source), str(one.table), one.version, one.base, int(one.position), query)
+        for one, query in tables.items()
+    }
+    current = file.execute(
+        "SELECT rowid, doubtful, source, destination, snapshot, base, position, query"
+        " FROM version WHERE last IS NULL"
+    ).fetchall()
+    for rowid, doubtful, *key in current:
+        if not doubtful and tuple(key) in wanted:
+            wanted.remove(tuple(key))
+        else:
+            file.execute("UPDATE version SET last = ? WHERE rowid = ?", (number - 1, rowid))
+    file.executemany(
+        "INSERT INTO version (source, destination, snapshot, base, position, query, first)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(*key, number) for key in wanted],
+    )
+
+
+def _tidy(file: sqlite3.Connection) -> None:
+    file.execute(
+        "DELETE FROM picture WHERE kept_until <= ? AND id < (SELECT max(id) FROM picture)",
+        [_micros(time.time())],
+    )
+    file.execute("DELETE FROM version WHERE last < (SELECT min(id) FROM picture)")
+
+
+def noted_as_of(
+    file: Path, place: str, position: Lsn | None = None, moment: datetime | None = None
+) -> AsOf | None:
+    """The newest picture that is noted, or the newest one up to the position or the time; None:
+    nothing is known of such a one. A query is None if it is doubtful."""
+    if not is_there(file):
+        return None
+    try:
+        # Not to be made by who only looks; and it may be on a disk that is full.
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+            return _newest(opened, place, position, moment)
+    except (sqlite3.Error, OSError):
+        return None
+
+
+def _newest(
+    file: sqlite3.Connection, place: str, position: Lsn | None, moment: datetime | None
+) -> AsOf | None:
+    if not _is_of(file, place):
+        return None
+    conditions = ["(kept_until > ? OR id = (SELECT max(id) FROM picture))"]
+    values = [_micros(time.time())]
+    if position is not None:
+        conditions.append("since <= ?")
+        values.append(int(position))
+    if moment is not None:
+        conditions.append("coalesce(commit_time, recorded_at) <= ?")
+        values.append(_micros(moment.timestamp()))
+    found = file.execute(
+        "SELECT id, lsn, since, commit_time, recorded_at FROM picture"
+        f" WHERE {' AND '.join(conditions)} ORDER BY lsn DESC, recorded_at DESC LIMIT 1",
+        values,
+    ).fetchone()
+    if found is None:
+        return None
+    number, lsn, since, commit_time, recorded = found
+    rows = file.execute(
+        "SELECT source, destination, snapshot, base, position, query, doubtful FROM version"
+        " WHERE first <= ? AND (last IS NULL OR last >= ?) ORDER BY source",
+        [number, number],
+    ).fetchall()
+    return AsOf(
+        KeptCut(
+            Lsn(since),
+            Lsn(lsn),
+            None if commit_time is None else _moment(commit_time),
+            _moment(recorded),
+            tuple(
+                KeptTable(TableName.parse(source), TableName.parse(table), version, base, Lsn(upto))
+                for source, table, version, base, upto, _, _ in rows
+            ),
+        ),
+        tuple(_queries(rows)),
+    )
+
+
+def _queries(rows: Sequence[tuple[object, ...]]) -> Iterable[str | None]:
+    for *_, query, doubtful in rows:
+        yield None if doubtful else str(query)
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _moment(micros: int) -> datetime:
+    return datetime.fromtimestamp(micros / 1e6, UTC)

@@ -1,0 +1,1 @@
+"""From the change log into the destination's tables."""

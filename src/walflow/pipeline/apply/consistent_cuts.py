@@ -1,0 +1,234 @@
+"""Pictures: which versions of the destination's tables belong together.
+
+Every table goes through the log at its own pace. A version of a table shows the source as it was
+at its position, and at all others up to the first change that it lacks. A picture is of a position
+that every table has a version for; it is kept with the tables, by a destination that can.
+
+Tables that take large rounds would hardly ever meet. So the log is cut now and then, and rounds do
+not go across a cut.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from walflow.destinations.base import ConsistentCut, Destination, KeepsProgress, TableProgress
+from walflow.errors import WalflowError
+from walflow.model import Lsn, Phase
+from walflow.observe.metrics import PipelineMetrics
+from walflow.pipeline.state.status import PipelineStatus
+from walflow.pipeline.state.table_states import TableState
+from walflow.pipeline.timing import Timing
+from walflow.spark.jobs import in_pool
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Committed", "Progress", "newest_common"]
+
+_FAR_BEHIND_SECONDS = 60.0
+"""A table that is so late takes all that it can get: rounds that are small make it later."""
+_RECORD_SECONDS = 1.0
+_RECORD_SECONDS_A_TABLE = 0.05
+_RECORD_SHARE = 0.05
+"""Of the time is spent on keeping pictures, unless one takes very long."""
+_REMEMBERED = 1000
+"""Versions of a table that may get into a picture; more have only tables far ahead of others."""
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A round that is in the destination."""
+
+    begins: Lsn
+    """Up to here the table was complete without it."""
+    position: Lsn
+    """Up to here it is with it."""
+    commit_time: int | None
+    """Of the last transaction in it, in microseconds; None: not known."""
+
+
+@dataclass(slots=True)
+class _Known:
+    ready_since: float
+    """When the table became ready: another time, and it has been copied again, or set aside."""
+    batches: list[Committed]
+
+
+class Progress:
+    """``round_committed`` and ``before_cut`` come from the lanes; all else from the coordinating
+    thread, and after that has ended from whoever ends the pipeline."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        destination: Destination,
+        metrics: PipelineMetrics,
+        clock: Callable[[], float] = time.time,
+        *,
+        timing: Timing = Timing(),
+    ) -> None:
+        self._spark = spark
+        self._destination = destination if isinstance(destination, KeepsProgress) else None
+        self._metrics = metrics
+        self._clock = clock
+        self._cut_seconds = timing.cut
+        self._lock = threading.Lock()
+        self._new: list[tuple[int, Committed]] = []
+        self._cuts: list[Lsn] = []
+        self._cut_at = 0.0
+        self._tables: dict[int, _Known] = {}
+        self._recorded: tuple[TableProgress, ...] = ()
+        self._due = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="walflow-progress")
+        self._recording: Future[None] | None = None
+
+    # From the lanes.
+
+    def batch_committed(self, oid: int, batch: Committed) -> None:
+        """Told before anybody is told the table's new position."""
+        if self._destination is not None:
+            with self._lock:
+                self._new.append((oid, batch))
+
+    def before_cut(self, ends: Sequence[Lsn], oldest: int) -> int:
+        """How many of the stretches with these ends may go into one round; ``oldest``: the commit
+        time of the first of them."""
+        if self._clock() - oldest / 1e6 > _FAR_BEHIND_SECONDS:
+            return len(ends)
+        with self._lock:
+            crossed = next((cut for cut in self._cuts if ends[0] <= cut < ends[-1]), None)
+        return len(ends) if crossed is None else bisect_right(ends, crossed)
+
+    # From the coordinator.
+
+    def look(self, status: PipelineStatus) -> None:
+        """Cut the log, and keep a picture, if it is time. The status is of just now."""
+        if self._destination is None:
+            return
+        ready = {s.schema.oid: s for s in status.tables if s.phase is Phase.READY}
+        self._cut(status, ready)
+        if self._recording is not None and not self._recording.done():
+            return
+        if time.monotonic() < self._due or status.uncertain:
+            return
+        if (cut := self._newest(ready)) is not None:
+            self._recording = self._pool.submit(self._record, cut)
+
+    def close(self, status: PipelineStatus | None) -> None:
+        """Nothing is written any more. Keep the last picture, if the status is given."""
+        self._pool.shutdown()
+        if self._destination is None or status is None or status.uncertain:
+            return
+        ready = {s.schema.oid: s for s in status.tables if s.phase is Phase.READY}
+        if (cut := self._newest(ready)) is not None:
+            self._record(cut)
+
+    def _cut(self, status: PipelineStatus, ready: Mapping[int, TableState]) -> None:
+        now = self._clock()
+        # A single table needs no others to meet.
+        if len(ready) < 2 or now - self._cut_at < self._cut_seconds:
+            return
+        self._cut_at = now
+        with self._lock:
+            passed = bisect_right(self._cuts, status.applied)
+            self._cuts = self._cuts[passed:]
+            if not self._cuts or self._cuts[-1] < status.routed:
+                self._cuts.append(status.routed)
+
+    def _newest(self, ready: Mapping[int, TableState]) -> ConsistentCut | None:
+        """The newest one, unless it is the last one again."""
+        self._learn(ready)
+        found = newest_common(
+            {oid: known.batches for oid, known in self._tables.items()},
+            {oid: state.position for oid, state in ready.items()},
+        )
+        if found is None:
+            return None
+        upto, batches = found
+        tables = tuple(
+            TableProgress(ready[oid].name, ready[oid].destination, batch.position)
+            for oid, batch in batches.items()
+        )
+        if tables == self._recorded:
+            return None
+        times = [batch.commit_time for batch in batches.values() if batch.commit_time is not None]
+        since = max(batch.position for batch in batches.values())
+        return ConsistentCut(since, upto, max(times, default=None), tables)
+
+    def _learn(self, ready: Mapping[int, TableState]) -> None:
+        """Of tables that are ready, and of rounds."""
+        with self._lock:
+            new, self._new = self._new, []
+        known: dict[int, _Known] = {}
+        for oid, state in sorted(ready.items()):
+            before = self._tables.get(oid)
+            if before is None or before.ready_since != state.since:
+                # What it was before that nobody knows. It is what it is at its position.
+                before = _Known(state.since, [Committed(Lsn(0), state.position, None)])
+            known[oid] = before
+        self._tables = known
+        for oid, batch in new:
+            if oid in known and batch.position > known[oid].batches[-1].position:
+                known[oid].batches.append(batch)
+        for one in known.values():
+            del one.batches[:-_REMEMBERED]
+
+    def _record(self, cut: ConsistentCut) -> None:
+        assert self._destination is not None
+        began = time.monotonic()
+        try:
+            with in_pool(self._spark, "progress"):
+                kept = self._destination.record_progress(cut)
+            if kept:
+                self._recorded = cut.tables
+                _logger.debug("kept a picture", position=str(cut.upto))
+        except Exception as error:
+            self._metrics.worker_failed("progress", error)
+            _logger.warning(
+                "it was not kept which versions of the tables belong together; tried again later",
+                error=str(error),
+                hint=error.hint if isinstance(error, WalflowError) else None,
+            )
+        now = time.monotonic()
+        self._due = now + max(
+            _RECORD_SECONDS,
+            _RECORD_SECONDS_A_TABLE * len(cut.tables),
+            min((now - began) / _RECORD_SHARE, self._cut_seconds),
+        )
+
+
+def newest_common(
+    batches: Mapping[int, Sequence[Committed]], complete: Mapping[int, Lsn]
+) -> tuple[Lsn, dict[int, Committed]] | None:
+    """The newest position that every table has a version for, and these; None: there is none.
+
+    ``rounds``: each table's, oldest first, without a gap. ``complete``: up to where it has all.
+    """
+    if not batches:
+        return None
+    upto = min(complete[table] for table in batches)
+    while True:
+        chosen: dict[int, Committed] = {}
+        lowest = upto
+        for table, of_table in batches.items():
+            after = bisect_right(of_table, upto, key=lambda batch: batch.position)
+            if after == 0:
+                return None
+            chosen[table] = of_table[after - 1]
+            # The next one may begin before: nobody knows what became of the table in between.
+            ends = of_table[after].begins if after < len(of_table) else complete[table]
+            lowest = min(lowest, max(ends, chosen[table].position))
+        if lowest == upto:
+            return upto, chosen
+        upto = lowest

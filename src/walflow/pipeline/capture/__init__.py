@@ -1,0 +1,1 @@
+"""From the slot into the change log."""

@@ -1,0 +1,263 @@
+"""From frames to sealed segments: decoding and the change log, in a thread of its own.
+
+The receiving thread must answer keepalives whatever happens, so all that can take long (decoding,
+compression, fsync) happens here, behind a queue that is bounded in bytes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from walflow.changelog import ChangeLog, SegmentWriter
+from walflow.errors import SourceError
+from walflow.model import Lsn
+from walflow.observe.metrics import PipelineMetrics
+from walflow.source.stream.frames import Frames
+from walflow.source.stream.pgoutput import Decoded, Decoder
+
+__all__ = ["LogWriter"]
+
+_MAX_QUEUED_BYTES = 64 << 20
+_MANY_WAITING = 20
+_LONGEST_FILL = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """The server's log has moved on to here without anything for us."""
+
+    position: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class _Reset:
+    """The connection is a new one: forget what is open, the server sends it again."""
+
+    done: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class LogWriter:
+    """Decodes hand-overs, appends them to the open segment, and seals segments at commits."""
+
+    def __init__(
+        self,
+        log: ChangeLog,
+        decoder: Decoder,
+        metrics: PipelineMetrics,
+        *,
+        max_changes: int,
+        fill_seconds: float,
+        segment_bytes: int,
+        waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``waiting`` says how many sealed segments have not been applied."""
+        self._log = log
+        self._decoder = decoder
+        self._metrics = metrics
+        self._max_changes = max_changes
+        self._shortest_fill = fill_seconds
+        self._waiting = waiting
+        self._segment_bytes = segment_bytes
+        self._queue: queue.SimpleQueue[Frames | _Advance | _Reset | _Stop] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._queued = 0
+        self._lock = threading.Lock()
+        self._segment: SegmentWriter = log.writer()
+        self._pending: Decoded | None = None
+        self._transactions = 0
+        self._changes = 0
+        self._bytes = 0
+        self._began = 0.0
+        self._in_transaction = False
+        self.error: BaseException | None = None
+        """What ended the thread, if anything did."""
+        self._interruption: SourceError | None = None
+        """Why what is handed over is dropped until the next ``reset``: the source was needed to
+        decode it, and was away. It has to be read again."""
+        self._thread = threading.Thread(target=self._run, name="walflow-write", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def durable(self) -> Lsn:
+        """All up to here survives a crash of this machine."""
+        return self._log.end
+
+    @property
+    def has_room(self) -> bool:
+        return self._queued_bytes < _MAX_QUEUED_BYTES
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was handed over is durable."""
+        with self._lock:
+            return self._queued == 0
+
+    def put(self, frames: Frames) -> None:
+        self.check()
+        self._enqueue(frames, frames.size)
+
+    def advance(self, position: Lsn) -> None:
+        """Nothing that matters lies before the position: let the log's end move to it."""
+        self._enqueue(_Advance(position), 0)
+
+    def reset(self) -> None:
+        """Drop what is not complete. Returns when all that is complete is durable."""
+        done = threading.Event()
+        self._enqueue(_Reset(done), 0)
+        while not done.wait(0.1):
+            self._check_alive()
+
+    def check(self) -> None:
+        """Raise what ended the thread, or what keeps it from writing until the next ``reset``."""
+        self._check_alive()
+        if self._interruption is not None:
+            raise self._interruption
+
+    def _check_alive(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Make durable what is complete, drop the rest, end the thread. Repeats safely."""
+        if self._thread.is_alive():
+            self._enqueue(_Stop(), 0)
+            self._thread.join()
+
+    def _enqueue(self, item: Frames | _Advance | _Reset | _Stop, size: int) -> None:
+        self._check_alive()
+        with self._lock:
+            self._queued += 1
+            self._queued_bytes += size
+        self._queue.put(item)
+
+    def _done(self, count: int, size: int) -> None:
+        with self._lock:
+            self._queued -= count
+            self._queued_bytes -= size
+
+    def _run(self) -> None:
+        # Items that are decoded but not sealed still count as queued, so that `idle` means
+        # durable; only their bytes have left the queue.
+        unsealed = 0
+        try:
+            while True:
+                try:
+                    item = self._queue.get(timeout=self._patience())
+                except queue.Empty:
+                    self._seal()
+                    self._done(unsealed, 0)
+                    unsealed = 0
+                    continue
+                unsealed += 1
+                match item:
+                    case _Stop():
+                        self._drop_open()
+                        return
+                    case _Reset(done):
+                        self._drop_open()
+                        self._decoder.reset()
+                        self._interruption = None
+                        done.set()
+                    case _Advance(position):
+                        if self._interruption is None:
+                            self._advance(position)
+                    case _:
+                        if self._interruption is None:
+                            self._append_or_drop(item)
+                        self._done(0, item.size)
+                if self._pending is None and not self._in_transaction:
+                    self._done(unsealed, 0)
+                    unsealed = 0
+        except BaseException as error:  # handed to the receiving thread, which raises it
+            self.error = error
+            self._segment.abandon()
+
+    @property
+    def _fill_seconds(self) -> float:
+        """Nobody waits for a quick seal while many segments wait, and fewer are cheaper."""
+        patience = 1 + self._waiting() / _MANY_WAITING
+        return min(self._shortest_fill * patience, max(self._shortest_fill, _LONGEST_FILL))
+
+    def _patience(self) -> float | None:
+        """How long to wait for more before the open segment is sealed."""
+        if self._pending is None or self._in_transaction:
+            return None
+        return max(0.0, self._began + self._fill_seconds - time.monotonic())
+
+    def _append_or_drop(self, frames: Frames) -> None:
+        try:
+            self._append(frames)
+        except SourceError as error:
+            if not error.retry:
+                raise
+            self._drop_open()
+            self._interruption = error
+
+    def _append(self, frames: Frames) -> None:
+        decoded = self._decoder.decode(frames)
+        if decoded.in_transaction and not self._in_transaction:
+            # A transaction that comes in pieces gets a segment of its own, so that a lost
+            # connection costs only its own pieces.
+            self._seal()
+        self._in_transaction = decoded.in_transaction
+        for table in decoded.tables:
+            self._segment.append(table.schema, table.batch, table.stats)
+            self._changes += table.stats.rows
+        self._bytes += frames.size
+        self._transactions += decoded.transactions
+        self._count(decoded, frames.size)
+        if decoded.position is not None:
+            if self._pending is None:
+                self._began = time.monotonic()
+            self._pending = decoded
+        full = self._bytes >= self._segment_bytes or self._changes >= self._max_changes
+        late = time.monotonic() >= self._began + self._fill_seconds
+        if not self._in_transaction and self._pending is not None and (full or late):
+            self._seal()
+
+    def _count(self, decoded: Decoded, size: int) -> None:
+        self._metrics.bytes_processed.inc(size)
+        self._metrics.replication_messages.inc(decoded.messages)
+        self._metrics.transactions.inc(decoded.transactions)
+        if decoded.transactions:
+            # One observation a hand-over: the histogram shows the mix without work a transaction.
+            self._metrics.transaction_size.observe(decoded.changes / decoded.transactions)
+        for table in decoded.tables:
+            self._metrics.events_received(table.schema.name).inc(table.stats.rows)
+
+    def _seal(self) -> None:
+        if self._pending is None or self._in_transaction:
+            return
+        assert self._pending.position is not None
+        self._segment.seal(self._pending.position, self._pending.commit_time, self._transactions)
+        self._forget()
+
+    def _advance(self, position: Lsn) -> None:
+        self._seal()
+        if not self._in_transaction:
+            # At once: a server that shuts down waits for exactly this acknowledgement.
+            self._segment.advance(position, now=True)
+
+    def _drop_open(self) -> None:
+        self._seal()
+        self._segment.abandon()
+        self._in_transaction = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._segment = self._log.writer()
+        self._pending = None
+        self._transactions = 0
+        self._changes = 0
+        self._bytes = 0

@@ -1,0 +1,98 @@
+"""Schemas for the relation messages of the stream, from the catalog and the log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import psycopg
+
+from walflow.changelog import ChangeLog
+from walflow.config import TypeSettings
+from walflow.errors import SourceError
+from walflow.model import Lsn, TableSchema
+from walflow.source.catalog.published_tables import describe_relation
+from walflow.source.catalog.types import TypeCatalog
+from walflow.source.connection import Session, connect
+from walflow.source.stream.relation import Relation
+
+__all__ = ["Describer"]
+
+
+class Describer:
+    """Answers the decoder, with a session on the source that is opened when first needed."""
+
+    def __init__(
+        self,
+        uri: str,
+        application: str,
+        slot: str,
+        log: ChangeLog,
+        types: TypeSettings,
+        follows: Callable[[Relation], bool] = lambda _: True,
+    ) -> None:
+        """``follows`` says of which tables changes are kept."""
+        self._uri = uri
+        self._application = application
+        self._slot = slot
+        self._log = log
+        self._settings = types
+        self._follows = follows
+        self._session: tuple[Session, TypeCatalog] | None = None
+
+    def describe(
+        self, relation: Relation, lsn: Lsn, known: TableSchema | None
+    ) -> TableSchema | None:
+        """The schema; the newest one that is known already if it says the same. ``known`` is the
+        one that the stream gave last. None: the table is not followed.
+
+        Does not wait for a source that is away: one that shuts down lets nobody in any more, and
+        waits itself until all it has sent is acknowledged.
+        """
+        if not self._follows(relation):
+            if self._log.latest_schema(relation.oid) is not None:
+                # It may be followed again under another name: not from where the log has it.
+                self._log.break_off(relation.oid, lsn)
+            return None
+        logged = self._log.latest_schema(relation.oid, lsn)
+        forms = [form for form in (known, logged) if form is not None]
+        numbered = [form for form in forms if form.numbered]
+        before = max(numbered, key=lambda form: form.version, default=None)
+        try:
+            described = self._ask(relation, lsn, before, fresh=False)
+        except SourceError as error:
+            if not error.retry:
+                raise
+            # The session may have been dead for long.
+            described = self._ask(relation, lsn, before, fresh=True)
+        newest = max(forms, key=lambda form: form.version, default=None)
+        return described if newest is None or _is_news(described, newest) else newest
+
+    def _ask(
+        self, relation: Relation, lsn: Lsn, before: TableSchema | None, *, fresh: bool
+    ) -> TableSchema:
+        if fresh:
+            self.close()
+        if self._session is None:
+            connection = connect(self._uri, application_name=f"{self._application} catalog")
+            self._session = connection, TypeCatalog(connection)
+        connection, types = self._session
+        return describe_relation(
+            connection, relation, types, self._settings, lsn, before=before, slot=self._slot
+        )
+
+    def close(self) -> None:
+        """Repeats safely."""
+        if self._session is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._session[0].close()
+            self._session = None
+
+
+def _is_news(described: TableSchema, newest: TableSchema) -> bool:
+    """Whether it has to be told from the form before: by its columns, which without numbers might
+    always be others, or by its files, from which one sees later that rows were written anew."""
+    if not newest.numbered or not newest.same_columns(described):
+        return True
+    files = described.filenodes
+    return bool(files) and not (newest.filenodes and newest.filenodes <= files)

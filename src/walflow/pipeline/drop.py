@@ -1,0 +1,362 @@
+"""The end of a pipeline: finding and removing all that it made.
+
+What is removed first is what costs the source most (the slot holds its log back); the store comes
+last, because it knows what there is to remove. So a drop that was broken off can be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psycopg.conninfo import conninfo_to_dict
+
+from walflow.changelog.identity import HEAD
+from walflow.changelog.removing import own_log, remove_log
+from walflow.config import Settings
+from walflow.destinations import is_web, open_destination, open_without_spark
+from walflow.destinations.base import (
+    AdoptsFiles,
+    Destination,
+    DropsTables,
+    ListsTables,
+    SwapsTables,
+)
+from walflow.errors import DestinationForeign, SourceError
+from walflow.failpoints import failpoint
+from walflow.model import TableName, TableSchema, quote_identifier
+from walflow.paths import is_there
+from walflow.pipeline.state.lease import LeaseKeeper
+from walflow.pipeline.state.pipeline_notes import (
+    KnownPipeline,
+    forget,
+    pipelines_on_this_machine,
+    read_known,
+    settled,
+)
+from walflow.pipeline.table_sync.load import shadow_of
+from walflow.source.catalog.publication import (
+    drop_publication,
+    hand_over_publication,
+    made_by_walflow,
+    other_users,
+)
+from walflow.source.catalog.server import read_server
+from walflow.source.connection import connect
+from walflow.source.stream.slots import drop_slot, read_slot
+from walflow.spark.jars import telling_of_jars
+from walflow.stores import STATE_FILE, sql_tables
+from walflow.stores.base import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Remains",
+    "drop_pipeline",
+    "drop_sql",
+    "find_remains",
+    "may_drop_tables",
+    "remove_leftovers",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What there is of a pipeline."""
+
+    slot: str | None = None
+    publication: str | None = None
+    """Only if walflow made it for this pipeline, and nobody else is known to read it."""
+    shared: str | None = None
+    """Else: the publication that walflow made for this pipeline, and that others use."""
+    users: tuple[str, ...] = ()
+    """The slots of those others."""
+    heir: str = ""
+    """The pipeline, one of them, that the publication is left to; empty: none of them is known to
+    be a pipeline of walflow's."""
+    source: str | None = None
+    """By which the destination tells this source's tables from others; None: it is not known."""
+    tables: tuple[TableSchema, ...] = ()
+    """Those of the destination that the pipeline has made, as the store knows it, with the names
+    that they have there."""
+    stays: tuple[tuple[TableName, str], ...] = ()
+    """Tables of the destination that the pipeline knows and that are not dropped, and why."""
+    others: bool = False
+    """Whether to look for more: the destination may have tables that are marked as this
+    pipeline's, and that it no longer follows."""
+    log: Path | None = None
+    store: bool = False
+
+    def __bool__(self) -> bool:
+        found = (self.slot, self.publication, self.tables, self.log, self.store)
+        return any(found)
+
+
+def find_remains(
+    settings: Settings,
+    store: Store | None,
+    *,
+    skip_source: bool = False,
+    keep_tables: bool = False,
+) -> Remains:
+    """Look at everything but the destination, which needs Spark, and touch nothing. ``store`` is
+    None if there is none. With ``keep_tables`` the destination's tables do not count.
+
+    Raises PipelineInUse while a process runs the pipeline, LogForeign if the folder has another
+    one's log, and what keeps the source from answering, unless it is skipped.
+    """
+    tables: tuple[TableSchema, ...] = ()
+    stays: tuple[tuple[TableName, str], ...] = ()
+    with _held(store):
+        if store is not None and not keep_tables:
+            tables, stays = _tables(store)
+        known = store is not None and bool(store.get_table_replication_states())
+    if not keep_tables and (unable := _cannot_drop(settings)) is not None:
+        stays = tuple((table.name, unable) for table in tables)
+        tables, keep_tables = (), True
+    identity = own_log(settings.log_folder, settings.name)
+    found = Remains(
+        tables=tables,
+        stays=stays,
+        log=None if identity is None else settings.log_folder,
+        store=known or bool(tables or stays),
+    )
+    uri = settings.source.uri.get_secret_value()
+    if skip_source:
+        database = conninfo_to_dict(uri).get("dbname")
+        if identity is None or not database:
+            return found
+        return replace(
+            found, source=f"{identity.system_id}/{database}", others=bool(found) and not keep_tables
+        )
+    with connect(uri, application_name=_application(settings)) as connection:
+        server = read_server(connection)
+        slot = read_slot(connection, settings.slot)
+        publication = settled(connection, settings, begun=known).publication
+        made = made_by_walflow(connection, publication, settings.name)
+        system = f"{server.system_identifier}/{server.database}"
+        others = {
+            known.slot: known
+            for _, known in pipelines_on_this_machine(settings)
+            if known.system == system
+        }
+        known_readers = {slot: other.publication for slot, other in others.items()}
+        users = other_users(connection, publication, settings.slot, known_readers) if made else ()
+    # A slot of that name in another database, or for another plugin, is somebody else's.
+    is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
+    found = replace(
+        found,
+        slot=settings.slot if is_ours else None,
+        publication=publication if made and not users else None,
+        shared=publication if made and users else None,
+        users=users,
+        heir=next(filter(None, (_pipeline_of(user, others) for user in users)), ""),
+        source=system,
+    )
+    return replace(found, others=bool(found) and not keep_tables)
+
+
+def _pipeline_of(slot: str, known: Mapping[str, KnownPipeline]) -> str:
+    """Whose slot it is: as was noted, or by the name that walflow gives slots; empty: that of a
+    subscription, say, which would never drop the publication."""
+    if slot in known:
+        return known[slot].name
+    return slot.removeprefix("walflow_") if slot.startswith("walflow_") else ""
+
+
+def may_drop_tables(settings: Settings) -> bool:
+    """Whether the destination is of a kind that can drop tables, and has to be opened for it."""
+    return not is_web(settings.destination.uri)
+
+
+def _cannot_drop(settings: Settings) -> str | None:
+    """Why the destination drops no tables; None: it does."""
+    own = open_without_spark(settings)
+    if own is None or isinstance(own, DropsTables):
+        return None
+    return f"the destination {own.name} cannot drop tables"
+
+
+def _tables(
+    store: Store,
+) -> tuple[tuple[TableSchema, ...], tuple[tuple[TableName, str], ...]]:
+    """The tables that were made, and those that were found to be another's."""
+    store.load_table_schemas()
+    store.load_table_mappings()
+    names, states = store.get_table_mappings(), store.get_table_replication_states()
+    made: list[TableSchema] = []
+    foreign: list[tuple[TableName, str]] = []
+    for schema in store.get_table_schemas():
+        name = names.get(schema.oid, schema.name)
+        error = None if schema.oid not in states else states[schema.oid].error
+        if error is not None and error.code == DestinationForeign.__name__:
+            foreign.append((name, error.reason))
+        else:
+            made.append(replace(schema, name=name))
+    return tuple(sorted(made, key=lambda schema: schema.name)), tuple(sorted(foreign))
+
+
+def drop_sql(settings: Settings) -> tuple[str, ...]:
+    """What is left to be run by hand on a source that was skipped."""
+    slot = settings.slot.replace("'", "''")
+    known = read_known(settings.log_folder)
+    publication = settings.source.publication or (known and known.publication)
+    return (
+        f"SELECT pg_drop_replication_slot('{slot}');",
+        f"DROP PUBLICATION IF EXISTS {quote_identifier(publication or settings.publication)};",
+    )
+
+
+def drop_pipeline(
+    settings: Settings,
+    store: Store | None,
+    remains: Remains,
+    *,
+    spark: SparkSession | None = None,
+    debug: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Remove what ``find_remains`` found; ``tell`` is told each step when it is done.
+
+    Raises PipelineInUse while a process runs the pipeline. What is gone meanwhile is no error.
+    Spark is started (unless a session is given) only if tables are to be dropped, and they are
+    listed before anything is removed. The store has forgotten the pipeline afterwards; once it
+    is closed, ``remove_leftovers`` removes the rest.
+    """
+    with _held(store) as check, contextlib.ExitStack() as stack:
+        destination: Destination | None = None
+        tables = remains.tables
+        if remains.source is not None and (tables or remains.others):
+            if spark is None:
+                tell("starting Spark, to drop the destination's tables …")
+            with telling_of_jars(tell):
+                opened = open_destination(
+                    settings, remains.source, spark=spark, debug=debug, warm_up=False
+                )
+            stack.callback(opened.close)
+            destination = opened.destination
+            if remains.others:
+                tables += _others(destination, tables)
+        check()
+        if remains.slot or remains.publication or remains.shared:
+            _drop_from_source(settings, remains, tell)
+        if destination is not None:
+            _drop_tables(destination, tables, check, tell)
+        check()
+        if remove_log(settings.log_folder, settings.name):
+            tell(f"removed the change log {settings.log_folder}")
+        failpoint("drop.store", settings.name)
+        if store is not None:
+            store.drop()
+            tell("removed the pipeline's state from the store")
+
+
+def remove_leftovers(settings: Settings) -> None:
+    """Remove the store's file in the log's folder, if nothing is in it, and the folder, if then
+    it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
+    must be closed."""
+    file = settings.log_folder / STATE_FILE
+    if is_there(settings.log_folder) and not is_there(settings.log_folder / HEAD):
+        forget(settings.log_folder)
+    if settings.store.uri is None and is_there(file) and _is_empty(file):
+        for suffix in ("-wal", "-shm", ""):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    # Somebody's files may be in it, or it is gone.
+    with contextlib.suppress(OSError):
+        settings.log_folder.rmdir()
+        if settings.log.folder is None:
+            settings.log_folder.parent.rmdir()
+
+
+def _is_empty(file: Path) -> bool:
+    """Whether it is a store, if only the beginning of one, and no pipeline has an entry in it."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        try:
+            made = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            return not made or not any(
+                connection.execute(f"SELECT 1 FROM {table.name} LIMIT 1").fetchone()
+                for table in sql_tables.ALL
+            )
+        except sqlite3.Error:
+            return False
+
+
+def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str], None]) -> None:
+    uri = settings.source.uri.get_secret_value()
+    with connect(uri, application_name=_application(settings)) as connection:
+        if remains.slot is not None:
+            drop_slot(connection, remains.slot)
+            tell(f"dropped the replication slot {remains.slot}")
+            failpoint("drop.slot", remains.slot)
+        if remains.publication is not None:
+            drop_publication(connection, remains.publication)
+            tell(f"dropped the publication {remains.publication}")
+        if remains.shared is not None:
+            if not remains.heir:
+                tell(f"left the publication {remains.shared}, which others may read")
+                return
+            # Who may not say whose it is leaves it, too.
+            with contextlib.suppress(SourceError):
+                hand_over_publication(connection, remains.shared, remains.heir)
+            tell(f"left the publication {remains.shared} to the pipeline {remains.heir}")
+
+
+def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
+    """The pipeline's tables beside the known ones; of what form they are is not known."""
+    if not isinstance(destination, ListsTables):
+        return ()
+    names = set(destination.own_tables()) - {table.name for table in known}
+    return tuple(TableSchema(0, name, (), ()) for name in sorted(names))
+
+
+def _drop_tables(
+    destination: Destination,
+    tables: tuple[TableSchema, ...],
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+) -> None:
+    if not isinstance(destination, DropsTables):
+        tell(f"the destination {destination.name} cannot drop tables; they stay")
+        return
+    for table in tables:
+        check()
+        _drop_table(destination, table, tell)
+
+
+def _drop_table(destination: DropsTables, table: TableSchema, tell: Callable[[str], None]) -> None:
+    failpoint("drop.table", table.name)
+    tables = [table]
+    if isinstance(destination, SwapsTables) and not isinstance(destination, AdoptsFiles):
+        # A copy that was broken off may have left one.
+        tables.append(shadow_of(table))
+    try:
+        for one in tables:
+            destination.drop_table(one)
+    except DestinationForeign as foreign:
+        tell(f"left {table.name} alone: {foreign}")
+    else:
+        tell(f"dropped the destination's table {table.name}")
+
+
+def _application(settings: Settings) -> str:
+    return f"walflow {settings.name} drop"
+
+
+@contextmanager
+def _held(store: Store | None) -> Iterator[Callable[[], None]]:
+    """Keep other processes from running the pipeline; gives what raises if that has failed."""
+    if store is None:
+        yield lambda: None
+        return
+    keeper = LeaseKeeper(store, lambda: None)
+    keeper.acquire()
+    try:
+        yield keeper.check
+    finally:
+        keeper.release()

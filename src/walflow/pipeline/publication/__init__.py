@@ -1,0 +1,1 @@
+"""What the source publishes now, against what the pipeline follows."""

@@ -1,0 +1,167 @@
+"""Where tables stand when a pipeline starts: by the store, or else by what the destination says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import structlog
+
+from walflow.changelog import ChangeLog
+from walflow.destinations.base import Destination, Positioned
+from walflow.errors import DestinationForeign
+from walflow.mapping import TableMapping
+from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.state.retries import first_line
+from walflow.pipeline.state.table_states import TableState
+from walflow.source.catalog.published_tables import PublishedTable
+from walflow.states import TableReplicationState, stands_at
+from walflow.stores.base import SchemaStore
+
+__all__ = ["FirstStates"]
+
+_SHOWN = 20
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStates:
+    mapping: TableMapping
+    store: SchemaStore
+    log: ChangeLog
+    destination: Destination
+
+    def stored(
+        self,
+        oid: int,
+        state: TableReplicationState,
+        destination: TableName | None,
+        table: PublishedTable | None,
+    ) -> TableState:
+        """Of a table that the store knows, with the destination's name for it; ``table``: as it is
+        published."""
+        schema = self._last_schema(oid, state, table)
+        name = destination or self.mapping.destination(state.table)
+        return TableState(schema, name).with_stored(state)
+
+    def _last_schema(
+        self, oid: int, state: TableReplicationState, table: PublishedTable | None
+    ) -> TableSchema:
+        """The form that the destination's table has, as far as is known."""
+        if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
+            # What was read so far knows its own form.
+            return replace(table.schema, name=state.table)
+        at = state.form if state.form and not state.changing else None
+        known = self.store.get_table_schema(oid, at) or (None if table is None else table.schema)
+        if known is None:
+            return TableSchema(oid, state.table, (), ())
+        return replace(known, name=state.table)
+
+    def unknown(
+        self, tables: Collection[PublishedTable], known: Collection[TableName], *, new_slot: bool
+    ) -> list[TableState]:
+        """Of tables that the store does not know: by what the destination says, unless the store
+        knows that table there as another one's.
+
+        One that the destination cannot read is copied: its copy meets the trouble again, and sets
+        this one table aside. If it can read none, what it raises is raised.
+        """
+        states = [self.fresh(table) for table in tables]
+        asked = [
+            state
+            for state in states
+            if not (new_slot or state.destination in known)
+            and isinstance(self.destination, Positioned)
+            and self.log.latest_schema(state.schema.oid) is not None  # else never heard of
+        ]
+        positions: dict[int, Lsn | None] = {}
+        failure: Exception | None = None
+        for state in asked:
+            try:
+                positions[state.schema.oid] = self._applied(state)
+            except Exception as error:
+                failure = failure or error
+                _logger.warning(
+                    "the destination cannot read a table that the store does not know; it is "
+                    "copied again",
+                    table=str(state.name),
+                    error=first_line(error),
+                )
+        if failure is not None and not positions:
+            raise failure
+        return [self._gone_on_with(state, positions.get(state.schema.oid)) for state in states]
+
+    def _gone_on_with(self, fresh: TableState, position: Lsn | None) -> TableState:
+        """``position``: what the destination says of the table."""
+        oid = fresh.schema.oid
+        if position is None or not self.log.covers(oid, position):
+            return fresh
+        # The form that the destination's table has is the last one before its position.
+        schema = self.log.latest_schema(oid, Lsn(position - 1))
+        if schema is None or schema.name != fresh.name:
+            return fresh
+        _logger.warning(
+            "the store does not know a table that the destination has; going on with it",
+            table=str(fresh.name),
+            position=str(position),
+        )
+        return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)
+
+    def warn_of_loss(self, states: Collection[TableState], *, new_slot: bool) -> None:
+        """These tables are all that there are, but the store knew none of them. Say so if some are
+        copied that the destination has: whoever lost the store and the log, or the slot too, would
+        otherwise see no more than a long first copy."""
+        new = [state for state in states if state.phase is Phase.INIT]
+        if not new:
+            return
+        hint = (
+            f"If the store or the log's folder ({self.log.folder}) was removed, or another one was "
+            "meant (--name, --log, store.uri), stop now, and put it back or name it"
+        )
+        hint += "." if new_slot else ": with it, only tables that have changed since are copied."
+        if not isinstance(self.destination, Positioned):
+            if not new_slot:  # else it is as at any first start
+                _logger.warning(
+                    "the slot is there, but the store knows of no table: all are copied, also what "
+                    "the destination has",
+                    tables=len(new),
+                    hint=hint,
+                )
+            return
+        # At a first start, which this looks like, the destination is not asked for hundreds.
+        there = [
+            str(state.name)
+            for state in new[: _SHOWN if new_slot else None]
+            if self._is_there(state)
+        ]
+        if there:
+            more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+            _logger.warning(
+                "the slot is a new one, and the store knows nothing, but the destination has "
+                "tables of this pipeline: they are copied again"
+                if new_slot
+                else "the slot is there, and the destination has tables of this pipeline, but the "
+                "change log and the store know nothing of them: they are copied again",
+                tables=f"{', '.join(there[:_SHOWN])}{more}",
+                hint=hint,
+            )
+
+    def _is_there(self, state: TableState) -> bool:
+        try:
+            return self._applied(state) is not None
+        except Exception:
+            return False  # its copy meets it again, and tells it
+
+    def _applied(self, state: TableState) -> Lsn | None:
+        assert isinstance(self.destination, Positioned)
+        try:
+            return self.destination.applied(state.destination_schema)
+        except DestinationForeign:
+            return None  # its copy meets it again, and sets this one table aside
+
+    def fresh(self, table: PublishedTable) -> TableState:
+        """Of a table that has to be copied."""
+        return TableState(
+            table.schema, self.mapping.destination(table.name), membership=table.membership
+        )

@@ -1,0 +1,1 @@
+"""What a pipeline knows of its tables, remembers, and tells."""

@@ -1,0 +1,339 @@
+"""What a pipeline knows of its tables, in memory and in the store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from walflow.failpoints import failpoint
+from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.state.phases import FOLLOWED, check_move, resumed
+from walflow.pipeline.state.retries import Retries
+from walflow.states import (
+    Membership,
+    RetryKind,
+    RetryPolicy,
+    TableError,
+    TableReplicationState,
+    stands_at,
+)
+from walflow.stores.base import Store
+
+__all__ = ["TableState", "Tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One table, as of now."""
+
+    schema: TableSchema
+    """The form that the destination's table has, under the source's name."""
+    destination: TableName
+    """The destination's name for it."""
+    phase: Phase = Phase.INIT
+    since: float = field(default_factory=time.time)
+    """Unix time at which the phase was entered."""
+    position: Lsn = Lsn(0)
+    """All changes of the table up to here are in the destination; while it is copied: those after
+    it are needed."""
+    rows_expected: int = 0
+    """The planner's estimate, for progress only."""
+    rows_copied: int = 0
+    copy_seconds: float = 0.0
+    changes_applied: int = 0
+    lag_seconds: float = 0.0
+    """The age of the oldest transaction that waits for it; 0 if none does."""
+    attempts: int = 0
+    """Failures since the last success."""
+    error: TableError | None = None
+    """The last of them: it stays while the table is tried again."""
+    membership: Membership = field(default_factory=Membership)
+    changing: Lsn | None = None
+    """The version of the form that the destination's table is being brought from, while it is not
+    known to have ``schema``'s."""
+
+    @property
+    def name(self) -> TableName:
+        return self.schema.name
+
+    @property
+    def followed(self) -> bool:
+        """Whether the log's changes are applied to it."""
+        return self.phase in FOLLOWED
+
+    @property
+    def set_aside(self) -> TableError | None:
+        """Why nobody works on it; None: it was not set aside, or is being tried again."""
+        return self.error if self.phase is Phase.ERRORED else None
+
+    @property
+    def waits_for_operator(self) -> bool:
+        """Whether it was set aside and is not tried again by itself."""
+        return self.set_aside is not None and self.set_aside.retry.kind is not RetryKind.TIMED
+
+    def comes_back(self, by: float) -> bool:
+        """Whether it was set aside and is tried again by itself until this time (Unix)."""
+        error = self.set_aside
+        if error is None or error.retry.kind is not RetryKind.TIMED:
+            return False
+        return error.retry.at is None or error.retry.at <= by
+
+    @property
+    def destination_schema(self) -> TableSchema:
+        """The schema as the destination is given it."""
+        return replace(self.schema, name=self.destination)
+
+    def stored(self) -> TableReplicationState:
+        return TableReplicationState(
+            table=self.name,
+            phase=self.phase,
+            since=self.since,
+            position=self.position,
+            rows_copied=self.rows_copied,
+            changes_applied=self.changes_applied,
+            attempts=self.attempts,
+            error=self.error,
+            membership=self.membership,
+            form=self.schema.version if self.changing is None else self.changing,
+            changing=self.changing is not None,
+        )
+
+    def with_stored(self, stored: TableReplicationState) -> TableState:
+        return replace(
+            self,
+            phase=stored.phase,
+            since=stored.since,
+            position=stored.position,
+            rows_copied=stored.rows_copied,
+            changes_applied=stored.changes_applied,
+            attempts=stored.attempts,
+            error=stored.error,
+            membership=stored.membership,
+            changing=stored.form if stored.changing else None,
+        )
+
+
+class Tables:
+    """The states of all tables, by oid. All calls may come from several threads.
+
+    A move is in the store before it is in memory, and so before anyone acts on it. Progress
+    inside a phase is only in memory until ``save``.
+    """
+
+    def __init__(self, store: Store, retries: Retries) -> None:
+        self._store = store
+        self._retries = retries
+        self._lock = threading.Lock()
+        self._moving: dict[int, threading.RLock] = defaultdict(threading.RLock)
+        """One move of a table at a time; the store may take long, and readers do not wait."""
+        self._states: dict[int, TableState] = {}
+        self._unsaved: set[int] = set()
+
+    # Reading.
+
+    def get(self, oid: int) -> TableState | None:
+        with self._lock:
+            return self._states.get(oid)
+
+    def all(self) -> list[TableState]:
+        """All states, ordered by table name."""
+        with self._lock:
+            return sorted(self._states.values(), key=lambda state: state.name)
+
+    def find(self, name: TableName) -> TableState | None:
+        return next((state for state in self.all() if state.name == name), None)
+
+    # Moving.
+
+    def take_over(self, state: TableState) -> None:
+        """A table as the store has it."""
+        with self._lock:
+            self._states[state.schema.oid] = state
+
+    def add(self, *states: TableState) -> None:
+        """Tables that the store does not have yet."""
+        for state in states:
+            self._store.store_table_mapping(state.schema.oid, state.destination)
+        self._store.update_table_replication_states(
+            {state.schema.oid: state.stored() for state in states}
+        )
+        for state in states:
+            failpoint("moved.init", state.name)
+        with self._lock:
+            self._states.update({state.schema.oid: state for state in states})
+
+    def move(self, oid: int, phase: Phase, **changes: object) -> TableState:
+        """Go to another phase, with some fields changed, and remember it."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            check_move(before.name, before.phase, phase)
+            failpoint(f"move.{phase.name.lower()}", before.name)
+            state = self._persist(before, phase=phase, since=time.time(), **changes)
+            failpoint(f"moved.{phase.name.lower()}", before.name)
+            return state
+
+    def fail(self, oid: int, error: Exception) -> TableState:
+        """Set the table aside."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            failed_in = stands_at(before)
+            attempts = before.attempts + 1
+            described = self._retries.describe(error, failed_in, attempts)
+            return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
+
+    def retry(self, oid: int, *, mended: bool = False) -> TableState:
+        """A table that was set aside goes on where it failed. Its error stays until it succeeds, so
+        that who looks meanwhile sees that something is wrong; unless the cause is known to be gone
+        (``mended``)."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            assert before.set_aside is not None
+            phase = resumed(before.set_aside.phase)
+            if mended:
+                return self.move(oid, phase, error=None, attempts=0)
+            return self.move(oid, phase)
+
+    def give_up_changes(self, oid: int, hint: str) -> None:
+        """The log no longer keeps what an errored table lacks: only a new copy helps."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            if before.set_aside is None:
+                return
+            error = replace(before.set_aside, retry=RetryPolicy(RetryKind.NONE), hint=hint)
+            self._persist(before, error=error)
+
+    def start_over(self, oid: int, **changes: object) -> TableState:
+        """Copy the table again, from nothing. What went wrong before stays known until that has
+        succeeded."""
+        with self._moving[oid]:
+            changed = self.move(
+                oid,
+                Phase.INIT,
+                position=Lsn(0),
+                rows_copied=0,
+                changes_applied=0,
+                changing=None,
+                **changes,
+            )
+            self._store.store_table_mapping(oid, changed.destination)
+            return changed
+
+    def forget_positions(self) -> None:
+        """What any table has reached means nothing any more; all start over, those too that only
+        the store knows yet. Before the source gives out positions of another history: whoever is
+        killed in between must not take the former ones for these."""
+        now = time.time()
+        stored = {
+            oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), changing=False)
+            for oid, state in self._store.get_table_replication_states().items()
+        }
+        self._store.update_table_replication_states(stored)
+        with self._lock:
+            self._states = {
+                oid: state.with_stored(stored[oid]) for oid, state in self._states.items()
+            }
+            self._unsaved.clear()
+
+    # Form and name.
+
+    def begin_change(self, oid: int, schema: TableSchema) -> TableState:
+        """The destination's table is about to get this form."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            # The one without the other says that nothing has happened yet.
+            self._persist(before, changing=before.schema.version)
+            return self._with_schema(oid, schema)
+
+    def end_change(self, oid: int) -> TableState:
+        """It has got that form."""
+        with self._moving[oid]:
+            return self._persist(self._known(oid), changing=None)
+
+    def adopt(self, oid: int, schema: TableSchema) -> TableState:
+        """The destination's table has this form as it is."""
+        with self._moving[oid]:
+            state = self._with_schema(oid, schema)
+            with self._lock:
+                self._unsaved.add(oid)
+            return state
+
+    def rename(self, oid: int, name: TableName, destination: TableName) -> TableState:
+        """The table, and what the destination has of it, have other names."""
+        with self._moving[oid]:
+            before = self._known(oid)
+            self._store.store_table_mapping(oid, destination)
+            schema = replace(before.schema, name=name)
+            return self._persist(before, schema=schema, destination=destination)
+
+    def _with_schema(self, oid: int, schema: TableSchema) -> TableState:
+        self._store.store_table_schema(schema)
+        with self._lock:
+            state = self._states[oid] = replace(self._states[oid], schema=schema)
+        return state
+
+    def roll_back(self, oid: int) -> TableState:
+        """Go back to the state before; raises NothingToRollBack."""
+        with self._moving[oid]:
+            stored = self._store.rollback_table_replication_state(oid)
+            # The form that the destination's table had then, if there was one.
+            at = None if stored.changing else stored.form or stored.position
+            form = self._store.get_table_schema(oid, at)
+            with self._lock:
+                now = self._states[oid]
+                schema = replace(form or now.schema, name=stored.table)
+                state = self._states[oid] = replace(now, schema=schema).with_stored(stored)
+            return state
+
+    def forget(self, oid: int) -> None:
+        """The table is no longer published. Repeats safely."""
+        with self._moving[oid]:
+            self._store.cleanup_table_state(oid)
+            with self._lock:
+                self._states.pop(oid, None)
+                self._unsaved.discard(oid)
+
+    def _known(self, oid: int) -> TableState:
+        with self._lock:
+            return self._states[oid]
+
+    def _persist(self, before: TableState, **changes: object) -> TableState:
+        oid = before.schema.oid
+        self._store.update_table_replication_state(
+            oid,
+            replace(before, **changes).stored(),  # type: ignore[arg-type]
+        )
+        with self._lock:
+            # Progress that was made while the store was written stays, and is saved later.
+            now = self._states.get(oid, before)
+            if now == before:
+                self._unsaved.discard(oid)
+            state = self._states[oid] = replace(now, **changes)  # type: ignore[arg-type]
+        return state
+
+    # Progress inside a phase.
+
+    def update(self, oid: int, **changes: object) -> TableState | None:
+        """Replace some of a table's fields, but not its phase; None if it has left meanwhile."""
+        with self._lock:
+            state = self._states.get(oid)
+            if state is None:
+                return None
+            state = self._states[oid] = replace(state, **changes)  # type: ignore[arg-type]
+            self._unsaved.add(oid)
+            return state
+
+    def save(self, *only: int) -> None:
+        """Put the progress since the last call into the store, of all tables or of these."""
+        with self._lock:
+            oids = self._unsaved & set(only) if only else self._unsaved
+            self._unsaved = self._unsaved - oids
+        with ExitStack() as moves:
+            # No move may come between reading the states and storing them.
+            for oid in sorted(oids):
+                moves.enter_context(self._moving[oid])
+            states = {oid: state.stored() for oid in oids if (state := self.get(oid)) is not None}
+            if states:
+                self._store.update_table_replication_states(states)

@@ -1,0 +1,1 @@
+"""From a table's existing rows to the destination: copy, resume, load."""

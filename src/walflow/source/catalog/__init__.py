@@ -1,0 +1,1 @@
+"""What the catalog says: publications, tables, types, rights."""

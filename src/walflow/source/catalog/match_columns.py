@@ -1,0 +1,127 @@
+"""Which columns of a table a relation message speaks of.
+
+A message names columns in the order of their attribute numbers, without the numbers; and the
+catalog shows the table as it is by now, perhaps several alterations later. So a name proves
+little: it may have been given to another column since. What is certain:
+
+- A column that was there before and is there now was there in between.
+- Numbers are given out in ascending order, once. If a column is in the message, so are those with
+  smaller numbers that are there now.
+- What has not been altered since, or for as long as the slot can tell of, is in the message as it
+  is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from walflow.model import TableSchema
+from walflow.source.catalog.attributes import Attribute
+from walflow.source.stream.relation import RelationColumn
+
+__all__ = ["match_columns"]
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What may be said of an attribute that may be in the message."""
+
+    position: int
+    required: bool
+    """It is in the message."""
+    barring: bool
+    """If it is not in the message, then no later one is."""
+    place: int | None
+    """Where in the message it is, if it is in it, and that is known."""
+
+
+_Taken = tuple[int, "_Taken"] | tuple[()]
+"""Numbers for the first columns of the message: the last one, and those before it."""
+
+_Ways = dict[tuple[int, bool], tuple[int, _Taken]]
+"""For each place to go on from (how many columns have their number, and whether no more may be
+had) how many ways lead there, up to two, and one of them."""
+
+_MANY_WAYS = 500
+
+
+def match_columns(
+    before: TableSchema | None, columns: Sequence[RelationColumn], attributes: Sequence[Attribute]
+) -> tuple[int, ...] | None:
+    """The attribute numbers of a message's columns; None if it could speak of others as well.
+
+    ``before`` is a form that the table had earlier, with its numbers, or None; ``attributes`` are
+    the table's by number as the catalog has them later, dropped ones included.
+
+    Which columns a publication lists must not have changed in between: a table that is published
+    in another way is copied again in any case.
+    """
+    if before is not None and not before.numbered:
+        before = None
+    candidates = _candidates(before, columns, attributes)
+    ways: _Ways = {(0, False): (1, ())}
+    left = len(candidates)
+    required = sum(candidate.required for candidate in candidates)
+    for candidate in candidates:
+        further: _Ways = {}
+        left -= 1
+        required -= candidate.required
+        for (count, barred), (number, taken) in ways.items():
+            room = len(columns) - count
+            if room > required and not barred and candidate.place in (None, count):
+                _add(further, (count + 1, False), number, (candidate.position, taken))
+            if not candidate.required and required <= room <= left:
+                _add(further, (count, barred or candidate.barring), number, taken)
+        ways = further
+        if len(ways) > _MANY_WAYS:
+            return None
+    found = [way for (count, _), way in ways.items() if count == len(columns)]
+    if sum(number for number, _ in found) != 1:
+        return None
+    return _positions(found[0][1])
+
+
+def _candidates(
+    before: TableSchema | None, columns: Sequence[RelationColumn], attributes: Sequence[Attribute]
+) -> list[_Candidate]:
+    places = {(c.name, c.type_oid, c.typmod): place for place, c in enumerate(columns)}
+    published = {} if before is None else {c.attnum: c.altered for c in before.columns}
+    known = published.keys() | (frozenset() if before is None else before.unpublished)
+    newest = max(known, default=0) if before is None else max(before.newest, *known, 0)
+    found = []
+    for attribute in attributes:
+        number = attribute.position
+        place = places.get((attribute.name, attribute.type_oid, attribute.typmod))
+        if attribute.settled:
+            # One that is not in the message under its name is not published.
+            if place is not None and not attribute.dropped:
+                found.append(_Candidate(number, required=True, barring=False, place=place))
+        elif not attribute.dropped:
+            untouched = 0 != attribute.altered == published.get(number)
+            found.append(
+                _Candidate(
+                    number,
+                    required=number in published,
+                    barring=number > newest and not attribute.generated,
+                    place=(_NOWHERE if place is None else place) if untouched else None,
+                )
+            )
+        elif number in known or number > newest:
+            found.append(_Candidate(number, required=False, barring=False, place=None))
+    return found
+
+
+def _add(ways: _Ways, at: tuple[int, bool], number: int, taken: _Taken) -> None:
+    already, first = ways.get(at, (0, taken))
+    ways[at] = (min(2, already + number), first)
+
+
+def _positions(taken: _Taken) -> tuple[int, ...]:
+    found = []
+    while taken:
+        position, taken = taken
+        found.append(position)
+    return tuple(reversed(found))

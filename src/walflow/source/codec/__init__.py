@@ -1,0 +1,1 @@
+"""Postgres's values as Arrow columns: one converter a type, for stream and copy alike."""

@@ -1,0 +1,1 @@
+"""Reading existing rows: snapshots, ranges of pages, COPY BINARY, reads by key."""

@@ -1,0 +1,1 @@
+"""The replication stream: slots, the walsender, and its messages as Arrow columns."""
