@@ -22,6 +22,7 @@ from hypothesis import settings
 from tests.shared_classes import archive_classes
 from walflow.errors import PostgresMissing
 from walflow.model import quote_identifier
+from walflow.spark.java import QUICK_START
 from walflow.testing.postgres import EmbeddedPostgres
 
 pytest_plugins = ["tests.spark_fixtures"]
@@ -60,13 +61,12 @@ _WORKER_BYTES = 5 << 30
 """A worker has a Spark session and servers of its own, and runs commands that have theirs."""
 
 
-# Tests are short: a JVM that does not optimize what it runs is up and done with less work. Given no
-# more room for what it compiles, that is full after minutes, and then code is thrown out and
-# compiled again all the time. Spark's scripts hand these on, also to the JVMs of commands that a
-# test runs.
+# Tests are short: a JVM that does not optimize what it runs is up and done with less work. Spark's
+# scripts hand these on, also to the JVMs of commands that a test runs. With -Xshare, no class
+# archive is looked for in the user's cache folder, or made there.
 JAVA_OPTIONS = {
-    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
-    "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "SPARK_SUBMIT_OPTS": f"{QUICK_START} -Xshare:auto",
+    "SPARK_LAUNCHER_OPTS": f"{QUICK_START} -XX:+UseSerialGC",
 }
 
 

@@ -28,7 +28,6 @@ def pipeline(room: Room, source: str) -> list[str]:
         *("--from", source, "--to", f"iceberg://{room.path / 'lake'}"),
         *("--name", "shop", "--log", str(room.path / "log")),
         *("--set", "spark.driver_memory=1g"),
-        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
     ]
 
 

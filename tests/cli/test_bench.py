@@ -8,7 +8,7 @@ from tests.cli.commands import Room
 
 
 def test_capture_prints_one_object_a_workload_last(room: Room) -> None:
-    small = ("--changes", "2000", "--rounds", "1", "--only", "one-transaction")
+    small = ("--changes", "2000", "--repeat", "1", "--only", "one-transaction")
     ran = room.run("bench", "capture", *small, "--json")
     assert ran.returncode == 0, ran.stderr
     results = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]

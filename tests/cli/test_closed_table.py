@@ -30,7 +30,6 @@ def test_a_table_that_may_not_be_written(database: Database, room: Room) -> None
         *("--from", database.uri, "--to", f"iceberg://{room.path / 'lake'}"),
         *("--name", "shop", "--slot", f"{database.name}_slot", "--create-publication"),
         *("--log", str(room.path / "log"), "--set", "spark.driver_memory=1g"),
-        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
     ]
     ran = subprocess.run(
         [sys.executable, "-c", GIVE_UP_RIGHTS, WALFLOW, "run", "--until-caught-up", *options],

@@ -23,7 +23,6 @@ def test_a_killed_jvm_is_told_as_killed_and_nothing_is_lost(database: Database, 
         *("--from", database.uri, "--to", f"iceberg://{room.path / 'lake'}"),
         *("--name", "shop", "--slot", f"{database.name}_slot", "--publication", "shop"),
         *("--log", str(room.path / "log"), "--set", "spark.driver_memory=1g"),
-        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
     ]
     with ended(room.start(*arguments)) as process:
         wait_for_line(process, "a table is ready")

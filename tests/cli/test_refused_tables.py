@@ -25,10 +25,7 @@ def settings_file(room: Room, uri: str, to: str, slot: str, **more: Any) -> Path
         "source": {"uri": uri, "publication": "shop", "slot": slot},
         "destination": {"uri": to, "options": {"retry_attempts": 0}},
         "log": {"folder": str(room.path / "log")},
-        "spark": {
-            "driver_memory": "1g",
-            "conf": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
-        },
+        "spark": {"driver_memory": "1g"},
         **more,
     }
     file.write_text(json.dumps(settings))  # JSON is YAML

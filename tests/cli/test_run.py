@@ -38,7 +38,6 @@ def arguments(database: Database, room: Room, *more: str) -> list[str]:
         *("--from", database.uri, "--to", f"iceberg://{room.path / 'lake'}"),
         *("--name", "shop", "--slot", f"{database.name}_slot", "--publication", "shop"),
         *("--log", str(room.path / "log"), "--set", "spark.driver_memory=1g"),
-        *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
         *more,
     ]
 

@@ -32,10 +32,7 @@ def test_from_set_aside_to_dropped(
         "destination": {"uri": f"iceberg://{room.path / 'lake'}"},
         "log": {"folder": str(room.path / "log")},
         "table_error_retry_max_attempts": 0,
-        "spark": {
-            "driver_memory": "1g",
-            "conf": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
-        },
+        "spark": {"driver_memory": "1g"},
     }
     file.write_text(json.dumps(settings))  # JSON is YAML
 

@@ -218,7 +218,6 @@ class Killable:
             # One connection reads eight ranges at a time.
             *("--set", "copy.range_bytes=60000", "--set", "max_copy_connections=1"),
             *("--set", "spark.driver_memory=1g"),
-            *("--set", 'spark.conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}'),
             *more,
         ]
         held = self._prolong_lease()

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from walflow.config import SparkSettings
 from walflow.destinations import delta, iceberg
 from walflow.spark.jars import DELTA, ICEBERG, find_jars
-from walflow.spark.java import find_java
+from walflow.spark.java import QUICK_START, find_java
 
 _START_SECONDS = 240
 _STOP_SECONDS = 60
@@ -128,7 +128,7 @@ class StandaloneCluster(_Servers):
     def start(self) -> None:
         options = {
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_START} -XX:+UseSerialGC",
         }
         here = ("--host", "127.0.0.1", "--webui-port", "0")
         deploy = "org.apache.spark.deploy"
@@ -149,15 +149,14 @@ class StandaloneCluster(_Servers):
     @property
     def settings(self) -> SparkSettings:
         """Of a session with an executor on each worker."""
-        quick = "-XX:TieredStopAtLevel=1"
         return SparkSettings(
             master=self.master,
             driver_memory="512m",
             conf={
                 "spark.executor.memory": "512m",
                 "spark.sql.shuffle.partitions": "2",
-                "spark.executor.extraJavaOptions": quick,
-                "spark.driver.extraJavaOptions": quick,
+                "spark.executor.extraJavaOptions": QUICK_START,
+                "spark.driver.extraJavaOptions": QUICK_START,
             },
         )
 
@@ -173,7 +172,7 @@ class ConnectServer(_Servers):
             "spark.connect.grpc.binding.port": "0",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": QUICK_START,
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.sql.extensions": f"{iceberg.EXTENSIONS},{delta.EXTENSIONS}",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from walflow.bench.bare_merge import BareMerge
 from walflow.bench.made_up import MadeUpTable
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.config import SparkSettings
@@ -22,9 +23,8 @@ from walflow.destinations.base import Events
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner, TablePlan
 from walflow.destinations.lake.sessions import lake_session
-from walflow.model import Lsn, TableName
+from walflow.model import Lsn
 from walflow.spark.jars import ICEBERG
-from walflow.spark.names import quoted
 from walflow.spark.session import make_session, stop_session
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _WARM_UP_BATCHES = 3
 
 
 def bench_apply(
-    sizes: Sequence[int], batches: int, freshness: Sequence[Freshness], *, debug: bool = False
+    sizes: Sequence[int], repeats: int, freshness: Sequence[Freshness], *, debug: bool = False
 ) -> Iterator[Comparison]:
     """Compare rounds of several sizes on tables of several sizes, and many tables at once."""
     with ExitStack() as stack:
@@ -49,17 +49,17 @@ def bench_apply(
         stack.callback(stop_session, spark)
         for rows in sizes:
             for way in freshness:
-                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, batches)
-        yield _many_tables(spark, folder / "many", batches)
+                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, repeats)
+        yield _many_tables(spark, folder / "many", repeats)
 
 
 def _one_table(
-    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, batches: int
+    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, repeats: int
 ) -> Iterator[Comparison]:
     destination = _destination(spark, folder / "lake", freshness)
     ours = MadeUpTable("ours", rows, folder / "ours")
     theirs = MadeUpTable("theirs", rows, folder / "theirs")
-    bare = _BareMerge(spark, folder / "bare", theirs)
+    bare = _bare_merge(spark, folder / "bare", theirs)
     _adopt(destination, ours)
     for recent in (False, True):
         for changes in BATCHES_OF:
@@ -76,7 +76,7 @@ def _one_table(
             for _ in range(_WARM_UP_BATCHES):
                 reference()
                 apply()
-            yield compare(name, changes, apply, "a bare MERGE", reference, batches)
+            yield compare(name, changes, apply, "a bare MERGE", reference, repeats)
     destination.shutdown()
 
 
@@ -98,40 +98,16 @@ def _timed(destination: LakeDestination, events: Events) -> Timing:
     return measured_with_jvm(lambda: destination.write_events(events))
 
 
-class _BareMerge:
-    """A table that nothing but a MERGE is done to."""
-
-    def __init__(self, spark: SparkSession, lake: Path, table: MadeUpTable) -> None:
-        destination = _destination(spark, lake, "merge")
-        _adopt(destination, table)
-        destination.shutdown()
-        format = IcebergFormat(str(lake))
-        self.spark = lake_session(spark, format.session_conf)
-        self._identifier = format.identifier(TableName("bench", table.name))
-
-    def timed(self, events: Events) -> Timing:
-        return measured_with_jvm(lambda: self._merge(events))
-
-    def _merge(self, events: Events) -> None:
-        (changes,) = events.tables
-        names = changes.schema.column_names
-        rows = self.spark.read.parquet(*changes.files).cache()
-        rows.createOrReplaceTempView("bare")
-        updates = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
-        self.spark.sql(
-            f"MERGE INTO {self._identifier} t"
-            " USING (SELECT * FROM bare WHERE _change_type IN ('insert', 'update', 'delete')) s"
-            " ON t.id = s.id"
-            " WHEN MATCHED AND s._change_type = 'delete' THEN DELETE"
-            f" WHEN MATCHED THEN UPDATE SET {updates}"
-            f" WHEN NOT MATCHED AND s._change_type <> 'delete' THEN INSERT"
-            f" ({', '.join(map(quoted, names))})"
-            f" VALUES ({', '.join(f's.{quoted(name)}' for name in names)})"
-        )
-        rows.unpersist()
+def _bare_merge(spark: SparkSession, lake: Path, table: MadeUpTable) -> BareMerge:
+    destination = _destination(spark, lake, "merge")
+    _adopt(destination, table)
+    destination.shutdown()
+    format = IcebergFormat(str(lake))
+    session = lake_session(spark, format.session_conf)
+    return BareMerge(session, format.identifier(table.schema.name))
 
 
-def _many_tables(spark: SparkSession, folder: Path, batches: int) -> Comparison:
+def _many_tables(spark: SparkSession, folder: Path, repeats: int) -> Comparison:
     """100,000 changes over 50 tables: at once, as the pipeline does, against one by one."""
     destination = _destination(spark, folder / "lake", "merge")
     tables = [
@@ -157,6 +133,6 @@ def _many_tables(spark: SparkSession, folder: Path, batches: int) -> Comparison:
 
     at_once()
     name = f"merge, {_TABLES} tables, {BATCHES_OF[-1]:,} changes"
-    result = compare(name, BATCHES_OF[-1], at_once, "one by one", one_by_one, batches)
+    result = compare(name, BATCHES_OF[-1], at_once, "one by one", one_by_one, repeats)
     destination.shutdown()
     return result

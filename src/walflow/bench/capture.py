@@ -74,7 +74,7 @@ def _mixed(server: EmbeddedPostgres, changes: int) -> None:
         )
 
 
-def bench_capture(changes: int, batches: int, only: str | None = None) -> Iterator[Comparison]:
+def bench_capture(changes: int, repeats: int, only: str | None = None) -> Iterator[Comparison]:
     """Compare on each workload; ``changes`` is the size of the largest."""
     workloads = [
         _Workload("one-transaction", changes, _one_transaction),
@@ -83,10 +83,10 @@ def bench_capture(changes: int, batches: int, only: str | None = None) -> Iterat
     ]
     for workload in workloads:
         if only is None or only == workload.name:
-            yield from _bench(workload, batches)
+            yield from _bench(workload, repeats)
 
 
-def _bench(workload: _Workload, batches: int) -> Iterator[Comparison]:
+def _bench(workload: _Workload, repeats: int) -> Iterator[Comparison]:
     with EmbeddedPostgres(
         settings={"max_wal_size": "8GB", "shared_buffers": "512MB", "checkpoint_timeout": "1h"}
     ) as server:
@@ -105,7 +105,7 @@ def _bench(workload: _Workload, batches: int) -> Iterator[Comparison]:
                 lambda backlog=backlog: _ours(server, workload.changes, backlog),  # type: ignore[misc]
                 "pg_recvlogical",
                 lambda: _reference(server, end),
-                batches,
+                repeats,
             )
 
 

@@ -43,7 +43,7 @@ _ROWS = """
 """
 
 
-def bench_copy(rows: int, batches: int, *, debug: bool = False) -> Iterator[Comparison]:
+def bench_copy(rows: int, repeats: int, *, debug: bool = False) -> Iterator[Comparison]:
     """Compare the copy of one table; the JVM is warm and the server's cache holds the table."""
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -64,7 +64,7 @@ def bench_copy(rows: int, batches: int, *, debug: bool = False) -> Iterator[Comp
             lambda: measured_with_jvm(copy),
             "psql COPY",
             lambda: _reference(server),
-            batches,
+            repeats,
         )
 
 

@@ -15,7 +15,7 @@ _REFERENCE_SLOT = "reference"
 
 
 def bench_drain(
-    rows: int, changes: int, batches: int, *, debug: bool = False
+    rows: int, changes: int, repeats: int, *, debug: bool = False
 ) -> Iterator[Comparison]:
     """The same backlog for both; ours begins with the start of a pipeline in a warm JVM, and ends
     when the last change is committed to the table."""
@@ -35,7 +35,7 @@ def bench_drain(
             lambda: measured_with_jvm(lambda: _drain(table)),
             "pg_recvlogical",
             reference,
-            batches,
+            repeats,
         )
 
 

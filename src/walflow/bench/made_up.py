@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,7 +18,7 @@ from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, Tab
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MadeUpTable", "made_up_schema"]
+__all__ = ["MadeUpTable", "made_up_schema", "made_up_values"]
 
 _FILES = 16
 _COLUMNS = {
@@ -72,7 +73,9 @@ class MadeUpTable:
         paths: list[Path] = []
         for part in np.array_split(np.arange(self.rows, dtype=np.int64), _FILES):
             path = self.folder / f"copy-{len(paths)}.parquet"
-            pq.write_table(pa.table(_values(part)), path, compression="zstd", use_dictionary=False)
+            pq.write_table(
+                pa.table(made_up_values(part)), path, compression="zstd", use_dictionary=False
+            )
             paths.append(path)
         return paths
 
@@ -98,7 +101,7 @@ class MadeUpTable:
                     pa.timestamp("us", "UTC")
                 ),
                 "_xid": np.full(changes, 700, dtype=np.int64),
-                **_values(keys, self.position),
+                **made_up_values(keys, self.position),
             }
         )
         path = self.folder / f"round-{next(self._files)}.parquet"
@@ -112,8 +115,11 @@ class MadeUpTable:
         )
 
 
-def _values(keys: np.ndarray, salt: int = 0) -> dict[str, pa.Array]:
-    """The columns of rows with these keys."""
+def made_up_values(
+    keys: npt.NDArray[np.int64], salt: int | npt.NDArray[np.int64] = 0
+) -> dict[str, pa.Array]:
+    """The columns of rows with these keys. ``salt``: of all rows, or of each; others give other
+    values."""
     numbers = pa.array(keys)
     text = numbers.cast(pa.string())
     cents = (keys * 31 + salt) % 1_000_000

@@ -20,7 +20,7 @@ from rich.table import Table
 
 __all__ = ["Comparison", "Timing", "client_cpu", "compare", "measured", "measured_with_jvm", "show"]
 
-BATCHES = 3
+REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ def compare(
     ours: Callable[[], Timing],
     reference: str,
     theirs: Callable[[], Timing],
-    batches: int = BATCHES,
+    repeats: int = REPEATS,
 ) -> Comparison:
-    """Both in turns, as often as there are rounds."""
-    pairs = [(theirs(), ours()) for _ in range(batches)]
+    """Both in turns, as often as that."""
+    pairs = [(theirs(), ours()) for _ in range(repeats)]
     return Comparison(
         name,
         rows,

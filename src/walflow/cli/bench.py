@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.options import key_and_value
 from walflow.cli.printing import table_console
 
 if TYPE_CHECKING:
@@ -14,8 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_batches = click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Medians of these."
+_repeats = click.option(
+    "--repeat",
+    "repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How often; medians are shown.",
+)
+_settings_option = click.option(
+    "--set",
+    "others",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the pipeline, such as batch.max_fill_ms=100. May be repeated.",
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Last, one JSON object a workload.")
 
@@ -33,16 +46,16 @@ def bench() -> None:
     type=click.IntRange(min=1000),
     help="The size of the largest workload.",
 )
-@_batches
+@_repeats
 @click.option("--only", metavar="NAME", help="One workload alone.")
 @_as_json
 @debug_option
-def capture(changes: int, batches: int, only: str | None, as_json: bool) -> None:
+def capture(changes: int, repeats: int, only: str | None, as_json: bool) -> None:
     """From a backlog to the durable change log, against pg_recvlogical to /dev/null."""
     from walflow.bench.capture import bench_capture
     from walflow.bench.measure import show
 
-    comparisons = list(bench_capture(changes, batches, only))
+    comparisons = list(bench_capture(changes, repeats, only))
     if not comparisons:
         raise click.UsageError(f"There is no workload {only!r}.")
     show(table_console(), comparisons, as_json=as_json)
@@ -52,16 +65,16 @@ def capture(changes: int, batches: int, only: str | None, as_json: bool) -> None
 @click.option(
     "--rows", default=3_000_000, show_default=True, type=click.IntRange(min=1000), help="To copy."
 )
-@_batches
+@_repeats
 @_as_json
 @debug_option
 @click.pass_context
-def copy(context: click.Context, rows: int, batches: int, as_json: bool) -> None:
+def copy(context: click.Context, rows: int, repeats: int, as_json: bool) -> None:
     """From a table to an Iceberg table, against psql's COPY to /dev/null."""
     from walflow.bench.copying import bench_copy
     from walflow.bench.measure import show
 
-    show(table_console(), bench_copy(rows, batches, debug=is_debug(context)), as_json=as_json)
+    show(table_console(), bench_copy(rows, repeats, debug=is_debug(context)), as_json=as_json)
 
 
 @bench.command()
@@ -77,12 +90,32 @@ def copy(context: click.Context, rows: int, batches: int, as_json: bool) -> None
     show_default=True,
     help="Ways to apply, with a comma between.",
 )
-@_batches
+@click.option(
+    "--hard", is_flag=True, help="Batches that are more than whole rows under keys instead."
+)
+@click.option(
+    "--format",
+    "formats",
+    default="iceberg,delta",
+    show_default=True,
+    help="With --hard: formats of the tables, with a comma between.",
+)
+@_settings_option
+@_repeats
 @_as_json
 @debug_option
 @click.pass_context
-def apply(context: click.Context, rows: str, freshness: str, batches: int, as_json: bool) -> None:
-    """Rounds of changes into an Iceberg table, against a bare MERGE."""
+def apply(
+    context: click.Context,
+    rows: str,
+    freshness: str,
+    hard: bool,
+    formats: str,
+    others: tuple[str, ...],
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Batches of changes into a table of a lake, against a bare MERGE."""
     from walflow.bench.applying import bench_apply
     from walflow.bench.measure import show
 
@@ -90,8 +123,20 @@ def apply(context: click.Context, rows: str, freshness: str, batches: int, as_js
         sizes = [int(size) for size in rows.split(",")]
     except ValueError:
         raise click.UsageError(f"--rows {rows!r}: whole numbers with commas between.") from None
+    if hard:
+        from walflow.bench.hard_batches import bench_hard_batches, show_hard_batches
+
+        results = bench_hard_batches(
+            sizes,
+            [one for one in ("iceberg", "delta") if one in formats.split(",")],
+            dict(map(key_and_value, others)),
+            repeats,
+            debug=is_debug(context),
+        )
+        show_hard_batches(table_console(), results, as_json=as_json)
+        return
     ways: list[Freshness] = [way for way in ("merge", "view") if way in freshness.split(",")]
-    comparisons = bench_apply(sizes, batches, ways, debug=is_debug(context))
+    comparisons = bench_apply(sizes, repeats, ways, debug=is_debug(context))
     show(table_console(), comparisons, as_json=as_json)
 
 
@@ -109,18 +154,18 @@ _table_rows = click.option(
     type=click.IntRange(min=1000),
     help="In the backlog.",
 )
-@_batches
+@_repeats
 @_as_json
 @debug_option
 @click.pass_context
-def drain(context: click.Context, rows: int, changes: int, batches: int, as_json: bool) -> None:
+def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json: bool) -> None:
     """From a backlog to a merged Iceberg table, against pg_recvlogical to /dev/null."""
     from walflow.bench.draining import bench_drain
     from walflow.bench.measure import show
 
     show(
         table_console(),
-        bench_drain(rows, changes, batches, debug=is_debug(context)),
+        bench_drain(rows, changes, repeats, debug=is_debug(context)),
         as_json=as_json,
     )
 
@@ -152,3 +197,38 @@ def latency(
 
     result = bench_latency(rows, per_second, seconds, freshness, debug=is_debug(context))
     result.show(table_console(), as_json=as_json)
+
+
+@bench.command()
+@click.option(
+    "--minutes", default=20, show_default=True, type=click.IntRange(min=1), help="How long."
+)
+@click.option(
+    "--per-second", default=350, show_default=True, type=click.IntRange(min=1), help="Changes."
+)
+@click.option(
+    "--format",
+    "destination",
+    default="iceberg",
+    show_default=True,
+    type=click.Choice(["iceberg", "delta"]),
+    help="Of the tables.",
+)
+@_settings_option
+@_as_json
+@debug_option
+@click.pass_context
+def soak(
+    context: click.Context,
+    minutes: int,
+    per_second: int,
+    destination: str,
+    others: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Follow five tables for a long time: does memory grow, or anything else?"""
+    from walflow.bench.soak import bench_soak, show_soak
+
+    settings = dict(map(key_and_value, others))
+    results = bench_soak(minutes, per_second, destination, settings, debug=is_debug(context))
+    show_soak(table_console(), results, as_json=as_json)

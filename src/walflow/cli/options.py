@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from walflow.config import Settings
     from walflow.pipeline.state.pipeline_notes import KnownPipeline
 
-__all__ = ["SETTINGS_EPILOG", "Chosen", "pipeline_options"]
+__all__ = ["SETTINGS_EPILOG", "Chosen", "key_and_value", "pipeline_options"]
 
 SETTINGS_EPILOG = (
     "Every setting can be said on the command line (--set batch.max_fill_ms=100), in the "
@@ -283,7 +283,7 @@ def pipeline_options(
                 more[words] = tuple(word for word in more[words] if not _is_file(word))
             if len(files) > 1:
                 raise click.UsageError("Give one FILE, with --file or without.")
-            settings = dict(map(_key_and_value, others))
+            settings = dict(map(key_and_value, others))
             chosen = Chosen(next(iter(files), None), name, log, settings, named)
             try:
                 return function(*arguments, chosen=chosen, **more)
@@ -315,7 +315,8 @@ def _is_file(word: str) -> bool:
     return word.lower().endswith((".yaml", ".yml"))
 
 
-def _key_and_value(text: str) -> tuple[str, str]:
+def key_and_value(text: str) -> tuple[str, str]:
+    """What ``--set`` was given."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise click.UsageError(

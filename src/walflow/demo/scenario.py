@@ -17,6 +17,7 @@ from walflow.destinations.iceberg import table_identifier
 from walflow.errors import DestinationError
 from walflow.model import TableName
 from walflow.pipeline.pipeline import Pipeline
+from walflow.spark.java import QUICK_START
 from walflow.testing.postgres import EmbeddedPostgres
 
 __all__ = ["Demo", "Outcome"]
@@ -112,7 +113,7 @@ class Demo:
                 # A short run: half the start-up for some of the speed.
                 "spark": {
                     "driver_memory": "1g",
-                    "conf": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+                    "conf": {"spark.driver.extraJavaOptions": QUICK_START},
                 },
             },
             environment={},

@@ -146,6 +146,7 @@ def open_destination(
         return run_on_spark(own, settings, spark, debug=debug)
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
+    from walflow.destinations.class_archive import archived_by
     from walflow.destinations.lake import LakeDestination, Owner, maintenance_of, plan_of
     from walflow.destinations.lake.noted_cuts import NotedCuts
     from walflow.spark.jobs import BackgroundJobs
@@ -157,7 +158,9 @@ def open_destination(
         # What is not SQL's a Spark Connect server refuses here; our own sessions are told all.
         ours = {n: value for n, value in format.session_conf.items() if n.startswith("spark.sql.")}
         conf = {"spark.sql.extensions": extensions, **ours}
-        spark = make_session(settings.spark, [package], conf, debug=debug)
+        spark = make_session(
+            settings.spark, [package], conf, debug=debug, archived_by=archived_by(format.name)
+        )
     mapping = TableMapping(settings.mapping)
     plans = {
         mapping.destination(TableName.parse(table)): plan_of(settings.apply, table)
@@ -225,12 +228,15 @@ def run_on_spark(
     destination: Destination, settings: Settings, spark: SparkSession | None, *, debug: bool = False
 ) -> OpenDestination:
     """Start a destination that brings no jars, and Spark for it unless a session is given."""
+    from walflow.destinations.class_archive import archived_by
     from walflow.spark.session import make_session
 
     try:
         if isinstance(destination, Startup):
             destination.startup()
-        session = spark or make_session(settings.spark, [], {}, debug=debug)
+        session = spark or make_session(
+            settings.spark, [], {}, debug=debug, archived_by=archived_by()
+        )
     except BaseException:
         if isinstance(destination, Shutdown):
             destination.shutdown()

@@ -37,6 +37,9 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     # Net changes are kept as a MERGE wants them: it shuffles and sorts what it finds otherwise.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "false",
+    # Each shuffle would be a job of its own, after which the rest is planned anew: that costs more
+    # than small batches have to gain.
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
 }
@@ -46,6 +49,9 @@ _DRIVER_CONF: Mapping[str, str] = {
     "spark.app.name": "walflow",
     # Destinations without Spark get rows through the driver, in pieces; a job has many of them.
     "spark.driver.maxResultSize": "0",
+    # A batch of one table needs up to 40 classes. With Spark's room for 100, five tables throw out
+    # each other's: they would be compiled for every batch, by Spark and then by Java.
+    "spark.sql.codegen.cache.maxEntries": "10000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # What Spark remembers of finished work for pages that nobody opens.
@@ -81,8 +87,10 @@ def driver_conf(
     extra: Mapping[str, str],
     folder: Path,
     debug: bool,
+    more_options: Iterable[str] = (),
 ) -> dict[str, str]:
-    """All settings of a session whose driver is a JVM of ours, which may use the folder."""
+    """All settings of a session whose driver is a JVM of ours, which may use the folder.
+    ``more_options``: of that JVM."""
     log4j = folder / "log4j2.properties"
     log4j.write_text(_LOG4J.format(level="warn" if debug else "error"))
     everywhere = ["-Duser.timezone=UTC", "-Dfile.encoding=UTF-8"]
@@ -92,6 +100,7 @@ def driver_conf(
         # On two cores Java would choose the serial collector.
         "-XX:+UseG1GC",
         "-XX:+ExitOnOutOfMemoryError",
+        *more_options,
     ]
     if not os.access(_JAVA_TEMPORARY, os.W_OK):
         # Python has found a folder that this user may write. Not always, because Spark puts

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from walflow.errors import SparkError
+from walflow.spark.class_archive import end_seconds
 from walflow.spark.conf import is_local, master_addresses
 from walflow.spark.java import Java
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["end_driver", "exit_code", "jvm_ended_error", "start_driver"]
 
-_STOP_SECONDS = 20
 _STDERR = 2
 # Between a connection that breaks and a process that has ended.
 _DYING_SECONDS = 5
@@ -286,11 +286,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
     for end in (process.terminate, process.kill):
         try:
-            process.wait(_STOP_SECONDS)
+            process.wait(end_seconds())
             return
         except subprocess.TimeoutExpired:
             end()
-    process.wait(_STOP_SECONDS)
+    process.wait(end_seconds())
 
 
 def _tail(file: Path, lines: int = 5) -> str:

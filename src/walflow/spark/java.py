@@ -19,7 +19,11 @@ from pathlib import Path
 
 from walflow.errors import JavaMissing
 
-__all__ = ["NEWEST_JAVA", "OLDEST_JAVA", "Java", "cache_folder", "find_java"]
+__all__ = ["NEWEST_JAVA", "OLDEST_JAVA", "QUICK_START", "Java", "cache_folder", "find_java"]
+
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+"""Options of a JVM for something short: it compiles quickly what it runs, and not well. (That alone
+would leave 48 MB for compiled code, which Spark fills in half a minute.)"""
 
 OLDEST_JAVA = 17
 NEWEST_JAVA = 23

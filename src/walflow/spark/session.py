@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 from walflow.config import SparkSettings
 from walflow.errors import ConfigError, SparkError
+from walflow.spark.class_archive import ClassArchive, class_archive
 from walflow.spark.conf import driver_conf, is_local
 from walflow.spark.connect import (
     clone_remote,
@@ -69,6 +70,8 @@ class _Driver:
 
     process: subprocess.Popen[bytes]
     folder: Path
+    archive: ClassArchive | None
+    archived_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,15 @@ def make_session(
     extra_conf: Mapping[str, str] | None = None,
     *,
     debug: bool = False,
+    archived_by: Sequence[str] = (),
 ) -> SparkSession:
     """Start the one session of this process, in a JVM of ours or on a Spark Connect server.
 
     ``extra_conf`` is what a destination needs; the user's ``settings.conf`` wins over it, and it
     over our defaults. Unless ``debug``, nothing that the JVM prints reaches the terminal.
+
+    ``archived_by``: what Python is run with to archive the classes of such a session after the
+    first one (see class_archive); without it, only an archive that is there is used.
 
     Executors outside this process are tried at once: SparkError says what they lack.
     """
@@ -99,7 +106,9 @@ def make_session(
                 hint="Stop it with stop_session first, or share it between pipelines.",
             )
         if settings.remote is None:
-            session, _running = _make_driver(settings, packages, extra_conf or {}, debug)
+            session, _running = _make_driver(
+                settings, packages, extra_conf or {}, debug, archived_by
+            )
         else:
             session = connect_remote(
                 settings.remote.get_secret_value(),
@@ -132,18 +141,36 @@ def _check_kind(settings: SparkSettings) -> None:
 
 
 def _make_driver(
-    settings: SparkSettings, packages: Iterable[Package], extra: Mapping[str, str], debug: bool
+    settings: SparkSettings,
+    packages: Iterable[Package],
+    extra: Mapping[str, str],
+    debug: bool,
+    archived_by: Sequence[str],
 ) -> tuple[SparkSession, _Driver]:
     java = find_java()
     jars = find_jars(packages, settings.ivy_settings)
+    archive = class_archive(java, jars, settings.conf.get("spark.driver.extraJavaOptions", ""))
     folder = Path(tempfile.mkdtemp(prefix="walflow-spark-"))
+
+    def start(options: Sequence[str]) -> tuple[SparkSession, subprocess.Popen[bytes]]:
+        return start_driver(
+            java, driver_conf(settings, java, jars, extra, folder, debug, options), folder, debug
+        )
+
     try:
-        conf = driver_conf(settings, java, jars, extra, folder, debug)
-        session, process = start_driver(java, conf, folder, debug)
+        if archive is not None and (options := archive.options):
+            try:
+                session, process = start(options)
+            except SparkError:
+                # Java looks whether an archive fits, but a damaged one it may not survive.
+                archive.remove()
+                session, process = start([])
+        else:
+            session, process = start([])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return session, _Driver(process, folder)
+    return session, _Driver(process, folder, archive, tuple(archived_by))
 
 
 def check_given(session: SparkSession) -> None:
@@ -184,6 +211,8 @@ def stop_session(session: SparkSession) -> None:
             end_driver(session, running.process)
         finally:
             shutil.rmtree(running.folder, ignore_errors=True)
+        if running.archive is not None and running.archived_by:
+            running.archive.make_in_background(running.archived_by)
 
 
 def child_session(session: SparkSession) -> SparkSession:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from walflow.config import SparkSettings
+from walflow.spark.java import QUICK_START
 from walflow.spark.session import make_session, stop_session
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["spark"]
 def spark() -> Iterator[SparkSession]:
     """Local Spark without jars, started when first asked for and ended with the run."""
     # Tests are short: half the start-up for some of the speed.
-    conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    conf = {"spark.driver.extraJavaOptions": QUICK_START}
     session = make_session(SparkSettings(master="local[2]", driver_memory="1g", conf=conf))
     yield session
     stop_session(session)

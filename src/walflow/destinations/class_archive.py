@@ -1,0 +1,47 @@
+"""Run in the background (see walflow.spark.class_archive): a session that does once what a
+destination does, so that Java can archive the classes that this takes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+from walflow.config import SparkSettings, load_settings
+from walflow.destinations import open_destination
+from walflow.destinations.base import Startup
+from walflow.spark.class_archive import make_archive
+from walflow.spark.session import make_session, stop_session, warm_up
+
+__all__ = ["archived_by"]
+
+
+def archived_by(lake: str = "") -> tuple[str, ...]:
+    """What Python is run with. ``lake``: the kind of lake that the session is for."""
+    return ("-m", "walflow.destinations.class_archive", lake)
+
+
+def _run(lake: str) -> None:
+    if not lake:
+        session = make_session(SparkSettings())
+        warm_up(session)
+        stop_session(session)
+        return
+    with tempfile.TemporaryDirectory(prefix="walflow-classes-") as folder:
+        settings = load_settings(
+            None,
+            {
+                "name": "classes",
+                "source.uri": "postgresql://nowhere/nothing",
+                "destination.uri": f"{lake}://{folder}/lake",
+                "log.folder": f"{folder}/log",
+            },
+            environment={},
+        )
+        opened = open_destination(settings, "classes", warm_up=False)
+        assert isinstance(opened.destination, Startup)
+        opened.destination.startup()
+        opened.close()
+
+
+if __name__ == "__main__":
+    make_archive(lambda: _run(sys.argv[1]))
