@@ -107,7 +107,7 @@ class _Lake:
         self.destination = opened.destination
 
     def adopt(self, schema: TableSchema, files: Sequence[Path], position: int) -> None:
-        self.destination.adopt_files(schema, files, Lsn(position), exact=False)
+        self.destination.adopt_files(schema, files, Lsn(position), overflow=False)
 
     def bare_merge(self, rows: int) -> tuple[BareMerge, MadeUpTable]:
         table = MadeUpTable("plain", rows, self.folder / "plain")
@@ -246,7 +246,7 @@ class HardTable:
                 [[("at", "infinity")] if far else None for far in is_far],
                 pa.map_(pa.string(), pa.string()),
             )
-            stats = replace(stats, exact=True)
+            stats = replace(stats, overflow=True)
         elif self.kind == "moving":
             unsent = [["extra"] if kind == "update" else None for kind in kinds]
             columns["_unchanged"] = pa.array(unsent, pa.list_(pa.string()))
