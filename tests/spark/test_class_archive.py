@@ -37,10 +37,15 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "classes"
 
 
-def in_a_session() -> set[str]:
+def in_a_session(folder: Path) -> set[str]:
     """What ten rows count to, and the archives that the JVM has mapped."""
     ran = subprocess.run(
-        [sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=WAIT, check=False
+        [sys.executable, "-c", SESSION],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+        cwd=folder,  # where Java tells of a crash
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
@@ -48,16 +53,16 @@ def in_a_session() -> set[str]:
 
 
 @pytest.mark.spark
-def test_sessions_share_the_classes_of_the_first_one(nothing_said: Path) -> None:
-    assert in_a_session() == {"10"}
+def test_sessions_share_the_classes_of_the_first_one(nothing_said: Path, tmp_path: Path) -> None:
+    assert in_a_session(tmp_path) == {"10"}
     wait_for(lambda: len(list(nothing_said.glob("*.jsa"))) == 1, WAIT, "an archive")
     (archive,) = nothing_said.glob("*.jsa")
-    assert in_a_session() == {"10", archive.name}
+    assert in_a_session(tmp_path) == {"10", archive.name}
 
     # Whatever becomes of it, sessions start.
     archive.chmod(0o600)
     os.truncate(archive, 5000)
-    assert in_a_session() == {"10"}
+    assert in_a_session(tmp_path) == {"10"}
     wait_for(lambda: archive.stat().st_size > 5000 if archive.exists() else False, WAIT, "another")
     assert not list(nothing_said.glob("*.partial"))
 
