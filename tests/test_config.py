@@ -343,8 +343,16 @@ class TestProblems:
             ("spark: {conf: hunter2}", "must be a mapping"),
             ("log: 3", "log (file {}): must be a section with folder, max_bytes"),
             (
+                "apply: {freshness: view}",
+                "apply.freshness (file {}): is gone; every batch is merged",
+            ),
+            (
+                "apply: {tables: {public.a: {freshness: view}}}",
+                "apply.tables.public.a.freshness (file {}): is gone; every batch is merged",
+            ),
+            (
                 "apply: {tables: {public.a.b: hunter2}}",
-                "apply.tables.public.a.b (file {}): must be a section with mode, freshness",
+                "apply.tables.public.a.b (file {}): must be a section with mode, on_column_dropped",
             ),
             ("tables: [public.a]", "tables (file {}): must be a section with include, exclude"),
             ("tables: {exclude: [audit]}", "tables.exclude.0 (file {}): a pattern has a schema"),

@@ -12,8 +12,8 @@ is then not what the test meant.
 
 The places: ``move.<phase>`` and ``moved.<phase>`` (before and after a phase is stored),
 ``slot.made``, ``copy.range``, ``copy.mended``, ``sync.data_sync``, ``sync.finished_copy``,
-``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``, ``view.copied``,
-``view.changing``, ``fold.merged``, ``maintain.compacted``, ``maintain.expire``, ``drop.slot``,
+``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``,
+``maintain.compacted``, ``maintain.expire``, ``drop.slot``,
 ``drop.store``, ``drop.table``.
 """
 

@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert ran.stderr.strip() == ""
     for command in walflow.commands:
         assert f"  {command} " in ran.stdout
-    assert len(walflow.commands) == 14
+    assert len(walflow.commands) == 13
 
 
 def test_help_is_told_at_once() -> None:

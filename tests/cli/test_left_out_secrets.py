@@ -36,7 +36,7 @@ def ran(settings: Settings) -> Path:
     remember(settings.with_publication(settings.publication), "7/shop")
     orders = TableName("public", "orders")
     cut = ConsistentCut(Lsn(1), Lsn(2), None, ())
-    kept = KeptTable(orders, orders, 7, None, Lsn(2))
+    kept = KeptTable(orders, orders, 7, Lsn(2))
     noted, now = NotedCuts(settings.cuts_file, place_of(settings)), time.time()
     noted.record(cut, {kept: QUERY}, now, now + 3600)
     with opened(folder) as store:
@@ -74,7 +74,7 @@ def test_what_is_noted_answers_without_the_secrets(
     assert f"{QUERY};" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["as-of"], ["view", "orders"], ["drop", "--yes"]])
+@pytest.mark.parametrize("command", [["as-of"], ["drop", "--yes"]])
 def test_a_command_that_needs_a_secret_names_it(
     home: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -127,7 +127,5 @@ def test_the_sources_password_is_not_needed_to_look_into_the_lake(
     monkeypatch.delenv(variable, raising=False)
     assert _exit_code(["as-of", str(file)]) == 0
     assert f"{QUERY};" in capsys.readouterr().out
-    # It is looked for among the tables of the store, before Spark is started.
-    assert _exit_code(["view", str(file), "nothing"]) == 75
     assert _exit_code(["drop", str(file), "--yes"]) == 2
     assert variable in told(capsys)

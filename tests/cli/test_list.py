@@ -101,7 +101,7 @@ def test_a_pipeline_is_found_by_its_log_alone(
         assert "me@127.0.0.1:1/shop" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["as-of"], ["drop", "--yes"], ["view", "orders"]])
+@pytest.mark.parametrize("command", [["as-of"], ["drop", "--yes"]])
 def test_a_pipeline_that_is_not_known(
     home: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:

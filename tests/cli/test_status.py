@@ -140,7 +140,7 @@ def test_what_programs_read(store: Store, log: Path, capsys: pytest.CaptureFixtu
     assert len(read["tables"]) == 5
     for table in read["tables"]:
         assert set(table) == {
-            "table", "schema", "name", "oid", "destination", "mode", "freshness", "phase", "since",
+            "table", "schema", "name", "oid", "destination", "mode", "phase", "since",
             "position", "position_number", "rows_copied", "changes_applied", "lag_bytes",
             "attempts", "error",
         }  # fmt: skip

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.reference import Source, make_schema, reading_session
-from walflow.config.lake import Freshness
 from walflow.destinations.base import ConsistentCut, KeepsProgress, TableProgress
 from walflow.destinations.iceberg import IcebergFormat
-from walflow.destinations.lake import LakeDestination, MaintenancePlan, Owner, TablePlan
+from walflow.destinations.lake import LakeDestination, MaintenancePlan, Owner
 from walflow.destinations.lake.keeping import Keeping
 from walflow.model import Lsn, TableName
 
@@ -45,14 +44,13 @@ def test_none_is_kept_for_longer_than_the_settings_say() -> None:
 
 
 class Shop:
-    """Two tables; ``freshness`` is that of the second."""
+    """Two tables."""
 
     def __init__(
         self,
         spark: SparkSession,
         folder: Path,
         maintenance: MaintenancePlan,
-        freshness: Freshness = "merge",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.spark = spark
@@ -62,12 +60,10 @@ class Shop:
             schema = make_schema({"id": "bigint", "n": "int"}, ["id"], name)
             self.sources.append(Source(schema, folder / name))
         self.format = IcebergFormat(str(folder / "lake"))
-        plans = {TableName("public", "lines"): TablePlan(freshness=freshness)}
         self.destination = LakeDestination(
             spark,
             self.format,
             OWNER,
-            lambda name: plans.get(name, TablePlan()),
             maintenance=maintenance,
             clock=clock,
         )
@@ -100,8 +96,6 @@ class Shop:
     def maintain(self) -> None:
         for source in self.sources:
             assert self.destination.maintenance_due(source.schema)
-            # Of tables that no view shows nothing is to be merged.
-            self.destination.fold(source.schema)
             self.destination.maintain(source.schema)
 
     def shown_at(self, position: Lsn) -> list[list[tuple[int, int]]]:
@@ -124,7 +118,7 @@ def test_cuts_outlive_batches_maintenance_and_the_process(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
     maintenance = MaintenancePlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
-    shop = Shop(spark, tmp_path, maintenance, "view" if way == "bridge" else "merge")
+    shop = Shop(spark, tmp_path, maintenance)
     assert isinstance(shop.destination, KeepsProgress)
     assert shop.destination.as_of() is None
     assert shop.destination.oldest_cut() is None

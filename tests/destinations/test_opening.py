@@ -316,10 +316,9 @@ def test_a_web_service_with_its_secret_in_the_environment() -> None:
     opened.close()
 
 
-@pytest.mark.parametrize("command", [["view", "public.orders"], ["as-of"]])
-def test_commands_that_read_lakes_say_so(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_that_reads_lakes_says_so(tmp_path: Path) -> None:
     given = ["--from", "postgresql://me@127.0.0.1:9/x", "--to", "https://me:pass@host/x"]
-    arguments = [*command, *given, "--log", str(tmp_path)]
-    with pytest.raises(ConfigError, match=f"`walflow {command[0]}` is for tables of a lake") as no:
+    arguments = ["as-of", *given, "--log", str(tmp_path)]
+    with pytest.raises(ConfigError, match="`walflow as-of` is for tables of a lake") as no:
         CliRunner().invoke(walflow, arguments, catch_exceptions=False)
     assert "pass@" not in str(no.value)

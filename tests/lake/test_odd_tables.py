@@ -75,7 +75,7 @@ def tell(
             place += 1
         else:
             parts[place].append(statement.replace("@", table))
-    mode = {} if plan is None else {"freshness" if plan == "view" else "mode": plan}
+    mode = {} if plan is None else {"mode": plan}
     copied, backlog, live = map(tuple, parts)
     return Story(table, columns, copied, backlog, live, mode, rows)
 
@@ -165,7 +165,6 @@ VALUES = (
     tell(_ARRAY_KEY, "arrays", columns="t text[] PRIMARY KEY, s int"),
     tell(_FULL_ARRAYS, "arrays_keyless", columns="t text[], s int"),
     tell(_ZERO_KEY, "zero8", columns="t float8 PRIMARY KEY, s int"),
-    tell(_ZERO_KEY, "zero_view", "view", columns="t float8 PRIMARY KEY, s int"),
     tell(_FULL_ZEROS, "zero_keyless", columns='s float8, t float8[], "row" float4'),
     tell(_FULL_NESTED_ZEROS, "zero_nested", columns="t vector[], s int"),
     tell(_NEAR_KEY, "near", rows=EXACTLY, columns="t numeric PRIMARY KEY, s int"),
@@ -187,8 +186,6 @@ VALUES_IN_MODES = (
         newest_of("t, _EXACT['t']"),
         columns="t text[] PRIMARY KEY, s int",
     ),
-    # A view cannot tell them apart: it is merged all the same.
-    tell(_ARRAY_KEY, "arrays_view", "view", columns="t text[] PRIMARY KEY, s int"),
     tell(
         _FULL_ARRAYS,
         "arrays_keyless_soft",
@@ -314,7 +311,7 @@ def named_story(
             f"UPDATE {table} SET {second} = '{{5}}' WHERE {first} > 4",
             f"DELETE FROM {table} WHERE {first} = 20",
         ),
-        {} if plan is None else {"freshness" if plan == "view" else "mode": plan},
+        {} if plan is None else {"mode": plan},
         rows,
     )
 
@@ -333,7 +330,6 @@ def test_columns_with_names_of_ours(
             named_story("named_soft_keyless", names, (), "soft_delete", NOT_DELETED),
             named_story("named_history", names, ("t",), "history", newest_of("t")),
             named_story("named_scd2", names, ("key", "t"), "scd2", CURRENT),
-            named_story("named_view", names, ("t", "k"), "view"),
         ),
         spark,
         database,

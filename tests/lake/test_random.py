@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.lake.crashing import Crash, Crashes
-from tests.lake.equality import ALL_ROWS, CURRENT, NOT_DELETED, TOLD_LAST, Lake, Sought, differences
+from tests.lake.equality import CURRENT, NOT_DELETED, TOLD_LAST, Lake, Sought, differences
 from tests.lake.generating import TABLES, Generator
 from tests.pipeline.running import QUICK, running, settings_for
 from walflow.config import Settings
@@ -37,15 +37,14 @@ TRANSACTIONS = int(os.environ.get("WALFLOW_TEST_TRANSACTIONS", "150"))
 WAIT = 600
 
 MODES = (
-    ({"freshness": "view"}, ALL_ROWS),
     ({"mode": "soft_delete"}, NOT_DELETED),
     ({"mode": "history"}, TOLD_LAST),
     ({"mode": "scd2"}, CURRENT),
 )
 """What the table ``modal`` is, by the seed."""
 FAILPOINTS = (
-    *("apply.write", "apply.written", "evolve.change", "evolve.changed", "fold.merged"),
-    *("sync.data_sync", "sync.finished_copy", "view.copied", "moved.sync_wait", "copy.range"),
+    *("apply.write", "apply.written", "evolve.change", "evolve.changed"),
+    *("sync.data_sync", "sync.finished_copy", "moved.sync_wait", "copy.range"),
 )
 
 

@@ -30,7 +30,7 @@ from tests.pipeline.running import catch_up, running, settings_for
 from walflow.config import Settings
 from walflow.destinations.base import Events, TableChanges
 from walflow.destinations.lake import LakeDestination, Owner, plan_of
-from walflow.model import Span, TableName
+from walflow.model import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 TABLES = {
     "mirrored": ({}, ALL_ROWS),
-    "viewed": ({"freshness": "view"}, ALL_ROWS),
     "soft": ({"mode": "soft_delete"}, NOT_DELETED),
     "told": ({"mode": "history"}, TOLD_LAST),
     "versions": ({"mode": "scd2"}, CURRENT),
@@ -196,15 +195,6 @@ def test_a_crash_at_every_step_of_a_batch(room: Room, monkeypatch: pytest.Monkey
         assert all(state == before for state in seen[:-2]), table
         assert seen[-2] == seen[-1], table
     assert_equal(room.database, room.lake, SOUGHT)
-
-    # What was appended is merged, and readers of the view see nothing of it.
-    schema = of_table(new, "viewed")[0].tables[0].schema
-    shown = room.state("viewed")[0]
-    seen = crash_at_every_step(room, crashes, "viewed", partial(Recorder.fold, table=schema))
-    assert len(seen) > 3
-    assert all(state[0] == shown for state in seen)
-    changes = room.lake.format.identifier(TableName("public", "viewed__changes"))
-    assert room.lake.rows(f"SELECT count(*) FROM {changes}") == [(0,)]
 
 
 def crash_at_every_step(

@@ -26,12 +26,8 @@ _ONE = f"{_ALL}/{{namespace}}"
 _ENDPOINTS = [
     *(f"{method} {_ALL}" for method in ("GET", "POST")),
     *(f"{method} {_ONE}" for method in ("GET", "HEAD", "DELETE")),
-    *(f"{method} {_ONE}/{kind}" for kind in ("tables", "views") for method in ("GET", "POST")),
-    *(
-        f"{method} {_ONE}/{kind}"
-        for kind in ("tables/{table}", "views/{view}")
-        for method in ("GET", "HEAD", "POST", "DELETE")
-    ),
+    *(f"{method} {_ONE}/tables" for method in ("GET", "POST")),
+    *(f"{method} {_ONE}/tables/{{table}}" for method in ("GET", "HEAD", "POST", "DELETE")),
     "POST /v1/{prefix}/tables/rename",
 ]
 """What clients are told that they can ask for."""
@@ -39,7 +35,6 @@ _ENDPOINTS = [
 _CODES = {
     "NoSuchNamespaceException": 404,
     "NoSuchTableException": 404,
-    "NoSuchViewException": 404,
     "AlreadyExistsException": 409,
     "CommitFailedException": 409,
     "NamespaceNotEmptyException": 409,
@@ -48,13 +43,9 @@ _CODES = {
 
 
 @contextmanager
-def serving_catalog(
-    spark: SparkSession, options: Mapping[str, str], *, views: bool = True
-) -> Iterator[str]:
-    """Serve the catalog that the options describe; gives the address. Without ``views``, it says
-    that it has none."""
-    endpoints = [one for one in _ENDPOINTS if views or "/views" not in one]
-    catalog = _Catalog(spark, options, endpoints)
+def serving_catalog(spark: SparkSession, options: Mapping[str, str]) -> Iterator[str]:
+    """Serve the catalog that the options describe; gives the address."""
+    catalog = _Catalog(spark, options)
     with _Server(catalog) as server:
         thread = Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -67,10 +58,7 @@ def serving_catalog(
 
 
 class _Catalog:
-    def __init__(
-        self, spark: SparkSession, options: Mapping[str, str], endpoints: list[str]
-    ) -> None:
-        self._endpoints = endpoints
+    def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         context: Any = spark.sparkContext
         gateway, jvm = context._gateway, context._jvm
         self._iceberg = jvm.org.apache.iceberg
@@ -98,7 +86,7 @@ class _Catalog:
         """JSON; None if there is nothing to say."""
         match path:
             case ["v1", "config"]:
-                return json.dumps({"defaults": {}, "overrides": {}, "endpoints": self._endpoints})
+                return json.dumps({"defaults": {}, "overrides": {}, "endpoints": _ENDPOINTS})
             case ["v1", "tables", "rename"]:
                 request = self._read("RenameTableRequest", body)
                 found = self._handlers.renameTable(self._catalog, request)
@@ -106,11 +94,11 @@ class _Catalog:
                 found = self._namespaces(method, body)
             case ["v1", "namespaces", namespace]:
                 found = self._namespace(method, self._space(namespace))
-            case ["v1", "namespaces", namespace, kind]:
-                found = self._all_of(method, kind, self._space(namespace), body)
-            case ["v1", "namespaces", namespace, kind, name]:
+            case ["v1", "namespaces", namespace, "tables"]:
+                found = self._tables(method, self._space(namespace), body)
+            case ["v1", "namespaces", namespace, "tables", name]:
                 identifier = self._iceberg.catalog.TableIdentifier.of(self._names(namespace, name))
-                found = self._one_of(method, kind, identifier, body)
+                found = self._table(method, identifier, body)
             case _:
                 raise LookupError(f"{method} {path}")
         return None if found is None else str(self._mapper.writeValueAsString(found))
@@ -125,26 +113,20 @@ class _Catalog:
         verbs = {"GET": "loadNamespace", "HEAD": "namespaceExists", "DELETE": "dropNamespace"}
         return getattr(self._handlers, verbs[method])(self._catalog, space)
 
-    def _all_of(self, method: str, kind: str, space: Any, body: str) -> Any:
+    def _tables(self, method: str, space: Any, body: str) -> Any:
         if method == "GET":
-            verb = {"tables": "listTables", "views": "listViews"}[kind]
-            return getattr(self._handlers, verb)(self._catalog, space)
-        if kind == "views":
-            request = self._read("CreateViewRequest", body)
-            return self._handlers.createView(self._catalog, space, request)
+            return self._handlers.listTables(self._catalog, space)
         request = self._read("CreateTableRequest", body)
         verb = "stageTableCreate" if request.stageCreate() else "createTable"
         return getattr(self._handlers, verb)(self._catalog, space, request)
 
-    def _one_of(self, method: str, kind: str, identifier: Any, body: str) -> Any:
-        suffix = {"tables": "Table", "views": "View"}[kind]
+    def _table(self, method: str, identifier: Any, body: str) -> Any:
         if method == "GET":
-            how = (self._all,) if kind == "tables" else ()
-            return getattr(self._handlers, f"load{suffix}")(self._catalog, identifier, *how)
+            return self._handlers.loadTable(self._catalog, identifier, self._all)
         if method == "POST":
             request = self._read("UpdateTableRequest", body)
-            return getattr(self._handlers, f"update{suffix}")(self._catalog, identifier, request)
-        verb = {"HEAD": f"{kind[:-1]}Exists", "DELETE": f"drop{suffix}"}[method]
+            return self._handlers.updateTable(self._catalog, identifier, request)
+        verb = {"HEAD": "tableExists", "DELETE": "dropTable"}[method]
         return getattr(self._handlers, verb)(self._catalog, identifier)
 
     def _names(self, *names: str) -> Any:

@@ -1,4 +1,4 @@
-"""Iceberg tables and views in catalogs that are servers: a database by JDBC, and REST."""
+"""Iceberg tables in catalogs that are servers: a database by JDBC, and REST."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import pytest
 from tests.conftest import Database
 from tests.destinations.conftest import OWNER
 from tests.destinations.reference import Source
-from tests.destinations.test_lake_views import (
-    AUTO,
+from tests.destinations.test_lake_catalogs import (
     KEYED,
-    MERGE,
     NAME,
-    VIEW,
     Lake,
     insert_update_delete,
     shown_in_cut,
@@ -86,21 +83,17 @@ def test_from_the_copy_to_the_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lake = Lake(spark, tmp_path, VIEW, options)
+    lake = Lake(spark, tmp_path, options)
     lake.fill()
     lake.batch(insert_update_delete)
-    lake.fold()
-    lake.check()
     lake.batch(truncate)
-    assert lake.is_viewed()
     assert len(shown_in_cut(lake)) == len(lake.source.rows)
 
     change_schema(lake)
     lake.batch(lambda s: s.update(s.find(id=1), text="renamed", extra=1))
 
-    lake.start(MERGE)
+    lake.start()
     lake.check()
-    assert not lake.is_viewed()
     commit = Mock(wraps=IcebergTable.commit)
     monkeypatch.setattr(IcebergTable, "commit", lambda *given: commit(*given))
     lake.batch(lambda s: s.update(s.find(id=1), id=20, text="x"))
@@ -139,15 +132,13 @@ def change_schema(lake: Lake) -> None:
 
 
 @pytest.mark.spark
-def test_a_server_without_views_that_calls_folders_as_tables_are_called(
+def test_a_server_that_calls_folders_as_tables_are_called(
     spark: SparkSession, jdbc: Mapping[str, str], tmp_path: Path
 ) -> None:
     served = {**jdbc, "warehouse": str(tmp_path / "warehouse")}
-    with serving_catalog(spark, served, views=False) as address:
-        at_once = replace(AUTO, view_from_rows=0)
-        lake = Lake(spark, tmp_path, at_once, {"type": "rest", "uri": address})
+    with serving_catalog(spark, served) as address:
+        lake = Lake(spark, tmp_path, {"type": "rest", "uri": address})
         lake.fill()
-        assert not lake.is_viewed()
         # The next table of its name would come into its folder, too.
         assert (lake.warehouse / "public" / "t").is_dir()
         assert not lake.destination.rename_table(KEYED, OTHER)

@@ -18,10 +18,9 @@ from walflow.bench.bare_merge import BareMerge
 from walflow.bench.made_up import MadeUpTable
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.config import SparkSettings
-from walflow.config.lake import Freshness
 from walflow.destinations.base import Events
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
-from walflow.destinations.lake import LakeDestination, Owner, TablePlan
+from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn
 from walflow.spark.jars import ICEBERG
@@ -37,9 +36,7 @@ _TABLES = 50
 _WARM_UP_BATCHES = 3
 
 
-def bench_apply(
-    sizes: Sequence[int], repeats: int, freshness: Sequence[Freshness], *, debug: bool = False
-) -> Iterator[Comparison]:
+def bench_apply(sizes: Sequence[int], repeats: int, *, debug: bool = False) -> Iterator[Comparison]:
     """Compare rounds of several sizes on tables of several sizes, and many tables at once."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))
@@ -48,15 +45,12 @@ def bench_apply(
         spark = make_session(SparkSettings(), [ICEBERG], conf, debug=debug)
         stack.callback(stop_session, spark)
         for rows in sizes:
-            for way in freshness:
-                yield from _one_table(spark, folder / f"{way}-{rows}", rows, way, repeats)
+            yield from _one_table(spark, folder / f"{rows}", rows, repeats)
         yield _many_tables(spark, folder / "many", repeats)
 
 
-def _one_table(
-    spark: SparkSession, folder: Path, rows: int, freshness: Freshness, repeats: int
-) -> Iterator[Comparison]:
-    destination = _destination(spark, folder / "lake", freshness)
+def _one_table(spark: SparkSession, folder: Path, rows: int, repeats: int) -> Iterator[Comparison]:
+    destination = _destination(spark, folder / "lake")
     ours = MadeUpTable("ours", rows, folder / "ours")
     theirs = MadeUpTable("theirs", rows, folder / "theirs")
     bare = _bare_merge(spark, folder / "bare", theirs)
@@ -65,7 +59,7 @@ def _one_table(
         for changes in BATCHES_OF:
             if changes > rows:
                 continue
-            name = f"{freshness}, {rows / 1e6:g}M rows, {changes:,} {_keys(recent)}"
+            name = f"{rows / 1e6:g}M rows, {changes:,} {_keys(recent)}"
 
             def apply(changes: int = changes, recent: bool = recent) -> Timing:
                 return _timed(destination, ours.batch(spark, changes, recent=recent))
@@ -84,10 +78,9 @@ def _keys(recent: bool) -> str:
     return "recent keys" if recent else "random keys"
 
 
-def _destination(spark: SparkSession, lake: Path, freshness: Freshness) -> LakeDestination:
-    plan = TablePlan(freshness=freshness)
+def _destination(spark: SparkSession, lake: Path) -> LakeDestination:
     format = IcebergFormat(str(lake))
-    return LakeDestination(spark, format, Owner("bench", "bench"), lambda _: plan)
+    return LakeDestination(spark, format, Owner("bench", "bench"))
 
 
 def _adopt(destination: LakeDestination, table: MadeUpTable) -> None:
@@ -99,7 +92,7 @@ def _timed(destination: LakeDestination, events: Events) -> Timing:
 
 
 def _bare_merge(spark: SparkSession, lake: Path, table: MadeUpTable) -> BareMerge:
-    destination = _destination(spark, lake, "merge")
+    destination = _destination(spark, lake)
     _adopt(destination, table)
     destination.shutdown()
     format = IcebergFormat(str(lake))
@@ -109,7 +102,7 @@ def _bare_merge(spark: SparkSession, lake: Path, table: MadeUpTable) -> BareMerg
 
 def _many_tables(spark: SparkSession, folder: Path, repeats: int) -> Comparison:
     """100,000 changes over 50 tables: at once, as the pipeline does, against one by one."""
-    destination = _destination(spark, folder / "lake", "merge")
+    destination = _destination(spark, folder / "lake")
     tables = [
         MadeUpTable(f"t{number}", 20_000, folder / f"t{number}", seed=number)
         for number in range(_TABLES)

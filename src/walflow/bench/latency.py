@@ -14,10 +14,8 @@ from rich.console import Console
 
 from walflow.bench.lake_pipeline import CopiedTable, copied_table
 from walflow.bench.measure import client_cpu
-from walflow.config.lake import Freshness
 from walflow.destinations import warehouse_of
 from walflow.destinations.iceberg import IcebergFormat
-from walflow.destinations.lake.freshness import changes_of
 from walflow.model import Lsn, TableName
 
 __all__ = ["Latency", "bench_latency"]
@@ -64,15 +62,13 @@ class Latency:
             print(self.to_json())
 
 
-def bench_latency(
-    rows: int, per_second: int, seconds: float, freshness: Freshness, *, debug: bool = False
-) -> Latency:
+def bench_latency(rows: int, per_second: int, seconds: float, *, debug: bool = False) -> Latency:
     """Single-row commits at an even pace, on a table that is copied already."""
-    with copied_table(rows, debug=debug, apply__freshness=freshness) as table:
+    with copied_table(rows, debug=debug) as table:
         with table.pipeline() as pipeline:
             pipeline.wait(until_caught_up=True)
             _commit(table, per_second, _WARM_UP_SECONDS)
-            with _Watch(table, freshness) as watch:
+            with _Watch(table) as watch:
                 began, cpu = time.perf_counter(), client_cpu()
                 commits = _commit(table, per_second, seconds)
                 took = time.perf_counter() - began
@@ -110,15 +106,16 @@ def _commit(table: CopiedTable, per_second: int, seconds: float) -> list[tuple[L
 class _Watch:
     """Opens the table whenever it has another version, and notes which position it had when."""
 
-    def __init__(self, table: CopiedTable, freshness: Freshness) -> None:
+    def __init__(self, table: CopiedTable) -> None:
         warehouse = warehouse_of(table.settings.destination.uri)
         self._format = IcebergFormat(str(warehouse))
         self._spark = table.spark
-        name = TableName("public", "bench")
-        self._name = changes_of(name) if freshness == "view" else name
+        self._name = TableName("public", "bench")
         # A file that says which version is the newest one: to read it costs nothing, so that who
         # looks does not slow down what is looked at.
-        self._version = warehouse / name.schema / self._name.name / "metadata" / "version-hint.text"
+        self._version = (
+            warehouse / self._name.schema / self._name.name / "metadata" / "version-hint.text"
+        )
         self._stop = threading.Event()
         self._seen: list[tuple[Lsn, float]] = []
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)

@@ -25,7 +25,6 @@ from walflow.cli.init import init
 from walflow.cli.listing import list_pipelines
 from walflow.cli.run import run
 from walflow.cli.status import status
-from walflow.cli.view_sql import view
 
 __all__ = ["main", "walflow"]
 
@@ -33,7 +32,7 @@ __all__ = ["main", "walflow"]
 _COMMANDS = {
     "Set up": (init, check),
     "Run": (run, list_pipelines, status, retry, rollback, resync, drop),
-    "Read the tables": (as_of, view),
+    "Read the tables": (as_of,),
     "More": (demo, bench, completion),
 }
 

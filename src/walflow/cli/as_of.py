@@ -49,7 +49,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
     "(the first position that it is the same at), commit_time (of its last transaction, null if "
     "that is not known), recorded_at, asked, exact (whether it is as of the position asked for; "
     "null with --at: whether anything was committed between is not known), "
-    "tables (table, destination, snapshot_id, base_snapshot_id, query), missing (table, phase). "
+    "tables (table, destination, snapshot_id, query), missing (table, phase). "
     "Keys are only ever added.\n\n" + SETTINGS_EPILOG,
     examples=(
         "walflow as-of pipeline.yaml",
@@ -268,7 +268,6 @@ def _shown(
                 "table": str(table.source),
                 "destination": str(table.table),
                 "snapshot_id": table.version,
-                "base_snapshot_id": table.base,
                 "query": query,
             }
             for table, query in wanted
@@ -295,7 +294,4 @@ def _print(shown: Mapping[str, Any], asked: str | None) -> None:
     for missing in shown["missing"]:
         click.echo(f"-- Not in it: {missing['table']} (now {missing['phase']})")
     for table in shown["tables"]:
-        query = table["query"]
-        if "\n" in query:
-            click.echo(f"-- {table['table']}")
-        click.echo(f"{query};")
+        click.echo(f"{table['query']};")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from walflow.cli.debugging import debug_option, is_debug
 from walflow.cli.options import key_and_value
 from walflow.cli.printing import table_console
-
-if TYPE_CHECKING:
-    from walflow.config.lake import Freshness
 
 __all__ = ["bench"]
 
@@ -85,12 +80,6 @@ def copy(context: click.Context, rows: int, repeats: int, as_json: bool) -> None
     help="Sizes of the table, with commas between.",
 )
 @click.option(
-    "--freshness",
-    default="merge,view",
-    show_default=True,
-    help="Ways to apply, with a comma between.",
-)
-@click.option(
     "--hard", is_flag=True, help="Batches that are more than whole rows under keys instead."
 )
 @click.option(
@@ -108,7 +97,6 @@ def copy(context: click.Context, rows: int, repeats: int, as_json: bool) -> None
 def apply(
     context: click.Context,
     rows: str,
-    freshness: str,
     hard: bool,
     formats: str,
     others: tuple[str, ...],
@@ -135,8 +123,7 @@ def apply(
         )
         show_hard_batches(table_console(), results, as_json=as_json)
         return
-    ways: list[Freshness] = [way for way in ("merge", "view") if way in freshness.split(",")]
-    comparisons = bench_apply(sizes, repeats, ways, debug=is_debug(context))
+    comparisons = bench_apply(sizes, repeats, debug=is_debug(context))
     show(table_console(), comparisons, as_json=as_json)
 
 
@@ -178,9 +165,6 @@ def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json
 @click.option(
     "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="How long."
 )
-@click.option(
-    "--freshness", default="merge", show_default=True, type=click.Choice(["merge", "view"])
-)
 @_as_json
 @debug_option
 @click.pass_context
@@ -189,13 +173,12 @@ def latency(
     rows: int,
     per_second: int,
     seconds: float,
-    freshness: Freshness,
     as_json: bool,
 ) -> None:
     """From a commit until who opens the Iceberg table sees it."""
     from walflow.bench.latency import bench_latency
 
-    result = bench_latency(rows, per_second, seconds, freshness, debug=is_debug(context))
+    result = bench_latency(rows, per_second, seconds, debug=is_debug(context))
     result.show(table_console(), as_json=as_json)
 
 

@@ -27,7 +27,7 @@ tables.include tables.exclude
 batch.max_size batch.max_fill_ms
 max_table_sync_workers max_copy_connections
 table_error_retry_delay_ms table_error_retry_max_attempts on_table_refused on_table_removed
-apply.mode apply.freshness apply.on_column_dropped apply.tables
+apply.mode apply.on_column_dropped apply.tables
 mapping.template mapping.tables
 types.numeric
 log.folder log.max_bytes log.retain_seconds

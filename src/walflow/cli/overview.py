@@ -166,7 +166,6 @@ def _table_dict(table: TableOverview) -> dict[str, Any]:
         "oid": table.oid,
         "destination": str(table.destination),
         "mode": None if table.wanted is None else table.wanted.mode,
-        "freshness": None if table.wanted is None else table.wanted.freshness,
         "phase": state.phase.value,
         "since": iso_time(state.since),
         **_position("position", state.position),

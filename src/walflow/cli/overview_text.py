@@ -12,7 +12,6 @@ from rich.text import Text
 from walflow.cli.advice import advise
 from walflow.cli.overview import Overview, TableOverview
 from walflow.cli.styles import PHASE_STYLES
-from walflow.config.lake import WantedOfTable
 from walflow.units import human_age, human_bytes, human_count, human_seconds
 
 __all__ = ["print_overview"]
@@ -103,13 +102,9 @@ def _add_columns(grid: Table, overview: Overview) -> None:
         grid.add_column(name, justify="right", no_wrap=True)
 
 
-def _words(wanted: WantedOfTable) -> str:
-    return wanted.mode if wanted.freshness == "auto" else f"{wanted.mode}, {wanted.freshness}"
-
-
 def _cells(table: TableOverview, now: float) -> list[str | Text]:
     state = table.state
-    mode = [] if table.wanted is None else [Text(_words(table.wanted))]
+    mode = [] if table.wanted is None else [Text(table.wanted.mode)]
     return [
         *mode,
         Text(state.phase.value, style=PHASE_STYLES.get(state.phase, "yellow")),

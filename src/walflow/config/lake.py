@@ -13,7 +13,6 @@ from walflow.config.values import SourceTable, parse_object
 __all__ = [
     "ApplySettings",
     "DroppedColumns",
-    "Freshness",
     "MaintenanceSettings",
     "Mode",
     "TableSettings",
@@ -21,7 +20,6 @@ __all__ = [
 ]
 
 Mode = Literal["mirror", "soft_delete", "history", "scd2"]
-Freshness = Literal["auto", "merge", "view"]
 DroppedColumns = Literal["drop", "keep"]
 
 
@@ -29,9 +27,6 @@ class TableSettings(Section):
     """What holds for one table instead of what `apply` says for all."""
 
     mode: Mode | None = Field(None, description="What becomes of changes; see apply.mode.")
-    freshness: Freshness | None = Field(
-        None, description="Whether rounds are merged at once; see apply.freshness."
-    )
     on_column_dropped: DroppedColumns | None = Field(
         None, description="What becomes of dropped columns; see apply.on_column_dropped."
     )
@@ -42,7 +37,6 @@ class WantedOfTable:
     """What holds for a table in the end."""
 
     mode: Mode
-    freshness: Freshness
     on_column_dropped: DroppedColumns
 
 
@@ -57,23 +51,6 @@ class ApplySettings(Section):
         description="`mirror`: the table equals the source's. `soft_delete`: so it does, but "
         "deleted rows stay, and are marked. `history`: every change is a row. `scd2`: every "
         "version of a row is one, with the time that it was valid.",
-    )
-    freshness: Freshness = Field(
-        "auto",
-        description="`merge`: each round is merged into the table. `view`: rounds are appended to "
-        "a table of changes, a view shows both, and changes are merged from time to time. `auto`: "
-        "`view` for tables of `view_from_rows` and more, if the catalog keeps views.",
-    )
-    view_from_rows: int = Field(
-        20_000_000, ge=0, description="From how many rows on `auto` chooses `view`, at the copy."
-    )
-    fold_share: float = Field(
-        0.1,
-        gt=0,
-        description="With `view`: changes are merged when they are this share of the table's rows.",
-    )
-    fold_seconds: float = Field(
-        300, ge=0, description="With `view`: changes are merged when the oldest is of this age."
     )
     metadata: bool = Field(
         True, description="Whether rows tell by which change, and when, they came to be."
@@ -103,7 +80,7 @@ class ApplySettings(Section):
     )
     tables: TableOptions = Field(
         default_factory=dict,
-        description="For single tables: {public.orders: {mode: history}}; `mode`, `freshness` and "
+        description="For single tables: {public.orders: {mode: history}}; `mode` and "
         "`on_column_dropped` can be said.",
     )
 
@@ -112,7 +89,6 @@ class ApplySettings(Section):
         own = self.tables.get(table) if table is not None else None
         return WantedOfTable(
             (own and own.mode) or self.mode,
-            (own and own.freshness) or self.freshness,
             (own and own.on_column_dropped) or self.on_column_dropped,
         )
 

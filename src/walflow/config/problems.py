@@ -19,6 +19,9 @@ _OF_THE_KEY = "[key]"
 _NOW = {"log.fill_ms": "batch.max_fill_ms", "source.tables": "tables.include"}
 """Settings that have got another name."""
 
+_GONE = ("freshness", "view_from_rows", "fold_share", "fold_seconds")
+"""Settings of `apply` that no longer exist."""
+
 
 def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) -> str:
     """One problem on a line; never shows a value. ``layers`` are by name, the first one wins."""
@@ -35,6 +38,11 @@ def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) ->
     if problem["type"] == "extra_forbidden":
         if shown in _NOW:
             return f"{shown}{place}: is now {_NOW[shown]}"
+        if path[0] == "apply" and path[-1] in _GONE:
+            return (
+                f"{shown}{place}: is gone; every batch is merged at once, and no view is needed. "
+                "Take it out, and see how-to/upgrade about tables that a view shows"
+            )
         closest = _closest(path)
         advice = f"; did you mean {closest}?" if closest else ""
         return f"{shown}{place}: is not a setting{advice}"

@@ -55,7 +55,6 @@ class DeltaFormat:
     Spark's can know the tables too."""
 
     name = "delta"
-    keeps_views = False
     places = None
 
     def __init__(self, warehouse: str, catalog: str | None = None) -> None:
@@ -158,15 +157,6 @@ class DeltaFormat:
     def rows(self, spark: SparkSession, name: TableName) -> int:
         """(Delta counts them in its list of files.)"""
         return spark.table(self.identifier(name)).count()
-
-    def name_in_view(self, name: TableName) -> str:
-        return self.identifier(name)
-
-    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
-        raise NotImplementedError("tables that are known by their place have no views")
-
-    def drop_view(self, spark: SparkSession, name: TableName) -> None:
-        raise NotImplementedError("tables that are known by their place have no views")
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         self._remove(spark, name)

@@ -17,7 +17,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import UnsupportedOperationException
 from pyspark.sql.types import StructType
 
 from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable, newest_position
@@ -32,7 +31,7 @@ from walflow.destinations.iceberg.tables import (
 )
 from walflow.destinations.lake.format import ColumnChanges, Constant, NewColumn, Stored, Version
 from walflow.destinations.lake.names import folder_names
-from walflow.destinations.lake.owner import OWN_NAMESPACE, POSITION, Stamp
+from walflow.destinations.lake.owner import POSITION, Stamp
 from walflow.destinations.lake.sessions import lake_session
 from walflow.destinations.lake.table_schema import EXACT, LakeTableSchema
 from walflow.destinations.lake.written_back import is_undone
@@ -128,19 +127,6 @@ class Bridge:
         """There may be no such table any more, or another one."""
         self._seen.pop(name, None)
         self.columnar.forget(name)
-
-    def keeps_views(self) -> bool:
-        """Whether a catalog of a kind that does so keeps views: not every REST server does, and
-        those that do not say so only if they are to change one. This one nobody has."""
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-        try:
-            self._catalog.dropView(self._identifier(TableName(OWN_NAMESPACE, "no_view")))
-        except UnsupportedOperationException:
-            return False
-        except Py4JError:
-            pass  # No such namespace, say, or no right to it.
-        return True
 
     def _open(self, name: TableName) -> IcebergTable:
         """The table, which is there, as it is now."""
@@ -372,7 +358,7 @@ class Bridge:
 
     def _load(self, name: TableName) -> Any:
         """The table; None when there is none."""
-        from py4j.protocol import Py4JJavaError
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         try:
             return self._catalog.loadTable(self._identifier(name))

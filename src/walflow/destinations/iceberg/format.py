@@ -27,6 +27,7 @@ from walflow.destinations.iceberg.tables import (
     all_properties,
     alter_table,
     catalog_conf,
+    count_rows,
     create_table,
     drop_namespace,
     drop_table,
@@ -38,13 +39,6 @@ from walflow.destinations.iceberg.tables import (
     stamped,
     table_identifier,
     version_of_table,
-)
-from walflow.destinations.iceberg.views import (
-    count_rows,
-    create_view,
-    drop_view,
-    keeps_views,
-    name_in_view,
 )
 from walflow.destinations.lake.format import (
     ColumnChanges,
@@ -91,14 +85,9 @@ class IcebergFormat:
         self._version = version
         self._told: set[TableName] = set()
         self.session_conf = catalog_conf(warehouse, options or {})
-        self._keeps_views = keeps_views(options or {})
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
         self._failure: Exception | None = None
-
-    @property
-    def keeps_views(self) -> bool:
-        return self._keeps_views
 
     def opened(self, spark: SparkSession) -> None:
         self._bridge(spark)
@@ -198,15 +187,6 @@ class IcebergFormat:
     def rows(self, spark: SparkSession, name: TableName) -> int:
         return count_rows(spark, name)
 
-    def name_in_view(self, name: TableName) -> str:
-        return name_in_view(name)
-
-    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
-        create_view(spark, name, query)
-
-    def drop_view(self, spark: SparkSession, name: TableName) -> None:
-        drop_view(spark, name)
-
     def drop(self, spark: SparkSession, name: TableName) -> None:
         drop_table(spark, name)
         if (bridge := self._bridge(spark)) is not None:
@@ -284,8 +264,6 @@ class IcebergFormat:
                 except Exception as error:
                     self._failure = error
                     raise
-                if bridge is not None and self._keeps_views:
-                    self._keeps_views = bridge.keeps_views()
                 self._bridges.append(bridge)
             return self._bridges[0]
 

@@ -30,6 +30,7 @@ __all__ = [
     "all_properties",
     "alter_table",
     "catalog_conf",
+    "count_rows",
     "create_table",
     "drop_namespace",
     "drop_table",
@@ -239,7 +240,7 @@ def _namespaces(spark: SparkSession) -> list[str]:
 def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     """By SQL alone; None when there is none."""
     identifier = table_identifier(name)
-    # Not the name itself, which may be a view's.
+    # Not the name itself, which may be that of somebody's view.
     if not spark.catalog.tableExists(f"{identifier}.refs"):
         return None
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
@@ -301,3 +302,12 @@ def stamped(spark: SparkSession, stamp: Stamp) -> Iterator[None]:
     finally:
         for name in summary:
             spark.conf.unset(_SNAPSHOT_PROPERTY + name)
+
+
+def count_rows(spark: SparkSession, name: TableName) -> int:
+    """As the newest snapshot says: with rows that only a deletion vector takes out."""
+    row = spark.sql(
+        f"SELECT summary['total-records'] FROM {table_identifier(name)}.snapshots"
+        " ORDER BY committed_at DESC LIMIT 1"
+    ).first()
+    return int(row[0] or 0) if row is not None else 0

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from walflow.destinations.base import ConsistentCut
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.freshness import Parts, base_of, changes_of, shown
 from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, MaintenancePlan, maintain
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from walflow.destinations.lake.noted_cuts import NotedCuts
 
-__all__ = ["AsOf", "ConsistentCuts", "KeptCut", "KeptTable", "progress_table", "readable"]
+__all__ = ["AsOf", "ConsistentCuts", "KeptCut", "KeptTable", "progress_table", "query_as_of"]
 
 _COLUMNS = {
     "lsn": "bigint",
@@ -39,7 +38,6 @@ _COLUMNS = {
     "source_table": "string",
     "destination_table": "string",
     "snapshot_id": "bigint",
-    "base_snapshot_id": "bigint",
     "position": "bigint",
     "recorded_at": "timestamp",
     "kept_until": "timestamp",
@@ -69,9 +67,6 @@ class KeptTable:
     source: TableName
     table: TableName
     version: int
-    """Of the table, or of its changes if a view shows it."""
-    base: int | None
-    """Then the version of its base."""
     position: Lsn
 
 
@@ -124,13 +119,11 @@ class ConsistentCuts:
     def name(self) -> TableName:
         return self._lake_schema.name
 
-    def record(
-        self, spark: SparkSession, cut: ConsistentCut, viewed: Mapping[TableName, Parts]
-    ) -> bool:
-        """Keep the picture, in one commit. ``viewed``: those of its tables that are shown by
-        views. Whether it was kept: it is not if a version is gone already."""
+    def record(self, spark: SparkSession, cut: ConsistentCut) -> bool:
+        """Keep the picture, in one commit. Whether it was kept: it is not if a version is gone
+        already."""
         self._make(spark)
-        if (tables := self._kept_tables(spark, cut, viewed)) is None:
+        if (tables := self._kept_tables(spark, cut)) is None:
             return False
         now = self._clock()
         until = now + self._keeping.seconds(now)
@@ -140,7 +133,7 @@ class ConsistentCuts:
             # One partition, so one file.
             self._format.append(spark.createDataFrame(rows).coalesce(1), self.name)
         if self._noted is not None:
-            queries = {table: self._query(table, viewed) for table in tables}
+            queries = {table: self._query(table) for table in tables}
             self._noted.record(cut, queries, now, until)
         self._recorded += 1
         if self._recorded % _TIDY_EVERY == 0:
@@ -150,7 +143,7 @@ class ConsistentCuts:
     def forget(self, name: TableName) -> None:
         """There may be another table of this name now. Any thread may say so."""
         with self._forgetting:
-            self._forgotten |= {name, base_of(name), changes_of(name)}
+            self._forgotten.add(name)
         if self._noted is not None:
             self._noted.doubt(name)
 
@@ -166,35 +159,19 @@ class ConsistentCuts:
                 check_owner(self._format.identifier(self.name), self._owner, stored.properties)
             self._is_there = True
 
-    def _kept_tables(
-        self, spark: SparkSession, cut: ConsistentCut, viewed: Mapping[TableName, Parts]
-    ) -> list[KeptTable] | None:
-        positions: dict[TableName, Lsn] = {}
-        for table in cut.tables:
-            parts = viewed.get(table.table)
-            for name in (table.table,) if parts is None else (parts.changes, parts.base):
-                positions[name] = table.position
+    def _kept_tables(self, spark: SparkSession, cut: ConsistentCut) -> list[KeptTable] | None:
+        positions = {table.table: table.position for table in cut.tables}
         versions = self._versions(spark, positions)
         if len(versions) < len(positions):
             return None
-        kept = []
-        for table in cut.tables:
-            parts = viewed.get(table.table)
-            if parts is None:
-                version, base = versions[table.table], None
-            else:
-                version = parts.changes_formed.in_place_of(versions[parts.changes])
-                base = parts.base_formed.in_place_of(versions[parts.base])
-            kept.append(KeptTable(table.source, table.table, version, base, table.position))
-        return kept
+        return [
+            KeptTable(table.source, table.table, versions[table.table], table.position)
+            for table in cut.tables
+        ]
 
-    def _query(self, table: KeptTable, viewed: Mapping[TableName, Parts]) -> str:
+    def _query(self, table: KeptTable) -> str:
         """What reads the table as it is in the picture, which is being kept."""
-        as_of, parts = self._format.as_of, viewed.get(table.table)
-        if parts is None or table.base is None:
-            return f"SELECT * FROM {as_of(table.table, table.version)}"
-        base, changes = as_of(parts.base, table.base), as_of(parts.changes, table.version)
-        return shown(parts, base, changes)
+        return f"SELECT * FROM {self._format.as_of(table.table, table.version)}"
 
     def _versions(
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
@@ -255,16 +232,15 @@ class ConsistentCuts:
         (oldest,) = rows.agg(sf.min(sf.struct("lsn", "recorded_at"))).collect()[0]
         return None if oldest is None else _cut(rows, oldest)
 
-    def needed(self, spark: SparkSession, name: TableName, *, base: bool) -> Collection[int]:
-        """The versions of the table (its base, if a view shows it) that kept pictures need."""
+    def needed(self, spark: SparkSession, name: TableName) -> Collection[int]:
+        """The versions of the table that kept pictures need."""
         from pyspark.sql import functions as sf
 
         rows = self._kept(spark)
         if rows is None:
             return ()
         rows = rows.where(sf.col("destination_table") == str(name))
-        column = "base_snapshot_id" if base else "snapshot_id"
-        return {row[0] for row in rows.select(column).distinct().collect()} - {None}
+        return {row[0] for row in rows.select("snapshot_id").distinct().collect()}
 
     def _kept(self, spark: SparkSession) -> DataFrame | None:
         """Rows of pictures that are kept; None: there is no table."""
@@ -278,15 +254,14 @@ class ConsistentCuts:
         )
 
 
-def readable(
-    spark: SparkSession, format: LakeFormat, name: TableName, version: int, since: int = 0
-) -> str | None:
-    """What stands behind FROM to read the table as of the version; None: it is gone, or was
-    committed before that time, in milliseconds."""
+def query_as_of(spark: SparkSession, format: LakeFormat, table: KeptTable) -> str | None:
+    """The query that gives the rows as they were in a picture. None: the version can no longer be
+    read."""
+    name, version = table.table, table.version
     if format.look(spark, name) is None:
         return None
-    kept = {one.id for one in format.versions(spark, name) if one.milliseconds >= since}
-    return format.as_of(name, version) if version in kept else None
+    kept = {one.id for one in format.versions(spark, name)}
+    return f"SELECT * FROM {format.as_of(name, version)}" if version in kept else None
 
 
 def _lake_schema(pipeline: str) -> LakeTableSchema:
@@ -308,7 +283,6 @@ def _rows(cut: ConsistentCut, tables: Sequence[KeptTable], now: float, until: fl
             str(table.source),
             str(table.table),
             table.version,
-            table.base,
             int(table.position),
             _micros(now),
             _micros(until),
@@ -345,7 +319,6 @@ def _cut(rows: DataFrame, which: Row) -> KeptCut:
                 TableName.parse(row["source_table"]),
                 TableName.parse(row["destination_table"]),
                 row["snapshot_id"],
-                row["base_snapshot_id"],
                 Lsn(row["position"]),
             )
             for row in found

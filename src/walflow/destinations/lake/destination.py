@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING
 
 from walflow.destinations.base import ConsistentCut, Events, TableChanges, TablesFailed
 from walflow.destinations.lake.batch import Batch, stored_rows
-from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut
+from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut, query_as_of
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
-from walflow.destinations.lake.freshness import (
-    Parts,
-    ViewedTables,
-)
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
 from walflow.destinations.lake.known_tables import KnownTables
 from walflow.destinations.lake.maintenance import MaintenancePlan, Schedule, maintain
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.destinations.lake.owner import Owner, Stamp
-from walflow.destinations.lake.queries import query_as_of, reading_query
 from walflow.destinations.lake.recopying import (
     bring_to_schema,
     check_key,
@@ -84,10 +79,9 @@ class LakeDestination:
         self._schedule = Schedule(self._maintenance)
         self._clock = clock
         self._cuts = ConsistentCuts(format, owner, self._maintenance.keep_seconds, noted, clock)
-        self._viewed = ViewedTables(format, owner)
         self._sessions = SessionPool(spark, format.session_conf)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
-        self._tables = KnownTables(format, owner, self._viewed)
+        self._tables = KnownTables(format, owner)
         self._namespaces: set[str] = set()
 
     @property
@@ -124,7 +118,7 @@ class LakeDestination:
         lake_schema = self._lake_schema(table, overflow=False)
         with self._writing(table.name) as spark:
             if self._tables.look(spark, table.name) is not None:
-                self._drop(spark, table.name)
+                self._format.drop(spark, table.name)
             self._format.create(spark, lake_schema, self._owner)
 
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
@@ -164,26 +158,15 @@ class LakeDestination:
                 rows = read_copy(spark, [str(file) for file in files], table, overflow)
                 write_differences(rows, self._format, lake_schema, stamp, datetime.now(UTC))
                 return
-
-            def copy(lake_schema: LakeTableSchema) -> None:
-                if not self._format.adopt(spark, lake_schema, files, constants, stamp):
-                    rows = read_copy(spark, [str(file) for file in files], table, overflow)
-                    self._format.replace(
-                        stored_rows(rows, lake_schema, constants), lake_schema, stamp
-                    )
-
-            if self._viewed.wanted(lake_schema, files):
-                self._viewed.replace(spark, lake_schema, stamp, copy)
-            else:
-                self._viewed.hide(spark, table.name)
-                copy(lake_schema)
-                self._viewed.drop_parts(spark, table.name)
+            if not self._format.adopt(spark, lake_schema, files, constants, stamp):
+                rows = read_copy(spark, [str(file) for file in files], table, overflow)
+                self._format.replace(stored_rows(rows, lake_schema, constants), lake_schema, stamp)
 
     def mark_applied(self, table: TableSchema, position: Lsn) -> None:
         stamp = Stamp(self._owner, position)
         with self._writing(table.name) as spark, self._format.stamped(spark, stamp):
-            parts = Parts.of(table.name, self._tables.look(spark, table.name))
-            self._format.touch(spark, table.name if parts is None else parts.changes)
+            self._tables.look(spark, table.name)
+            self._format.touch(spark, table.name)
 
     def _constants(
         self, lake_schema: LakeTableSchema, position: Lsn | None
@@ -202,13 +185,10 @@ class LakeDestination:
     # Changes.
 
     def applied(self, table: TableSchema) -> Lsn | None:
-        """None too if the table is of another mode, or freshness, than is wanted now, and cannot
-        be made so but by a copy."""
+        """None also if the table is of another mode than is wanted now: only a copy makes it so."""
         with self._session(table.name) as spark:
             stored = self._tables.known(spark, table.name)
-            if stored is not None and not self._is_as_planned(table, stored):
-                stored = self._merged_for_good(spark, table, stored)
-        if stored is None:
+        if stored is None or not self._is_as_planned(table, stored):
             return None
         return stored.position
 
@@ -245,17 +225,14 @@ class LakeDestination:
             todo = changes.using(spark)
             if position > span.after:
                 todo = todo.since(position)
-            plan, is_viewed = self._plan(table.name), Parts.of(table.name, stored) is not None
-            if not is_viewed and may_have_kept_columns(todo, plan):
+            plan = self._plan(table.name)
+            if may_have_kept_columns(todo, plan):
                 todo = with_kept_columns(todo, plan, stored)
             lake_schema = self._lake_schema(todo.schema, overflow=EXACT in stored.columns)
             stamp = Stamp(self._owner, span.upto, position)
             with self._format.stamped(spark, stamp):
                 batch = Batch(self._format, lake_schema, todo, position, stamp)
-                if not is_viewed:
-                    MODES[lake_schema.plan.mode].apply(batch)
-                else:
-                    self._viewed.apply(batch, span.upto, stored)
+                MODES[lake_schema.plan.mode].apply(batch)
             after = self._tables.look_anew(spark, table.name)
             if after is None or after.position != span.upto:
                 raise TableMoved(
@@ -292,13 +269,9 @@ class LakeDestination:
             ):
                 raise NotFollowed("the destination has no complete copy that could be changed")
             lake_schema = self._lake_schema(evolution.after, overflow=EXACT in stored.columns)
-            if Parts.of(name, stored) is not None:
-                self._viewed.change(spark, lake_schema, evolution, stored)
-                self._cuts.forget(name)
-            else:
-                change_schema(spark, self._format, lake_schema, evolution, self._owner)
-                if evolution.key_changed:
-                    check_key(spark, self._format, lake_schema)
+            change_schema(spark, self._format, lake_schema, evolution, self._owner)
+            if evolution.key_changed:
+                check_key(spark, self._format, lake_schema)
 
     def rename_table(self, table: TableSchema, name: TableName) -> bool:
         """See RenamesTables. False too if there is another table of that name."""
@@ -309,7 +282,7 @@ class LakeDestination:
             stored = self._tables.look(spark, table.name)
             if stored is None:
                 return taken
-            if taken or Parts.of(table.name, stored) is not None:
+            if taken:
                 return False
             self._cuts.forget(name)
             return self._format.rename(spark, table.name, name)
@@ -319,33 +292,25 @@ class LakeDestination:
         with self._session(table.name) as spark:
             self._tables.forget(table.name)
             self._tables.look(spark, table.name)
-            self._drop(spark, table.name)
+            self._format.drop(spark, table.name)
             self._cuts.forget(table.name)
 
     def own_tables(self) -> list[TableName]:
         with as_our_errors("The catalog's tables"), self._sessions.borrowed() as spark:
-            return self._viewed.whole(spark, self._format.owned_tables(spark, self._owner))
+            return sorted(self._format.owned_tables(spark, self._owner))
 
     def check_owned(self, name: TableName) -> None:
         """DestinationForeign if there is such a table, and it is not this pipeline's."""
         with self._session(name) as spark:
             self._tables.look(spark, name)
 
-    def _drop(self, spark: SparkSession, name: TableName) -> None:
-        """Whatever is of it; it is known to be ours."""
-        self._viewed.hide(spark, name)
-        self._format.drop(spark, name)
-        self._viewed.drop_parts(spark, name)
-
     # Upkeep, and what belongs together.
 
     def maintenance_due(self, table: TableSchema) -> bool:
-        return self._schedule.is_due(table.name) or self.fold_due(table)
+        return self._schedule.is_due(table.name)
 
     def maintain(self, table: TableSchema) -> None:
-        """See Maintains; changes that wait to be merged are, too."""
-        if self.fold_due(table):
-            self.fold(table)
+        """See Maintains."""
         if not self._schedule.is_due(table.name):
             return
         due = self._schedule.begin(table.name)
@@ -353,36 +318,24 @@ class LakeDestination:
             stored = self._tables.known(spark, table.name)
             if stored is None or stored.position is None:
                 return
-            parts = Parts.of(table.name, stored)
-            names = (table.name,) if parts is None else (parts.base, parts.changes)
-            for name in names:
-                part = stored if parts is None else self._format.look(spark, name)
-                if part is None or part.position is None:
-                    continue
-                stamp = Stamp(self._owner, part.position, part.position)
-                is_base = parts is not None and name == parts.base
-                needed = partial(self._cuts.needed, spark, table.name, base=is_base)
-                with self._format.stamped(spark, stamp):
-                    maintain(
-                        spark,
-                        self._format,
-                        name,
-                        self._maintenance,
-                        due,
-                        needed,
-                        stamp,
-                        self._clock,
-                    )
+            stamp = Stamp(self._owner, stored.position, stored.position)
+            needed = partial(self._cuts.needed, spark, table.name)
+            with self._format.stamped(spark, stamp):
+                maintain(
+                    spark,
+                    self._format,
+                    table.name,
+                    self._maintenance,
+                    due,
+                    needed,
+                    stamp,
+                    self._clock,
+                )
 
     def record_progress(self, cut: ConsistentCut) -> bool:
         """See KeepsProgress."""
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
-            viewed = {
-                name: parts
-                for name in (table.table for table in cut.tables)
-                if (parts := Parts.of(name, self._tables.seen(spark, name))) is not None
-            }
-            return self._cuts.record(spark, cut, viewed)
+            return self._cuts.record(spark, cut)
 
     def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
         """The newest picture that is kept, or the newest one up to the position or the time."""
@@ -390,54 +343,20 @@ class LakeDestination:
             cut = self._cuts.newest(spark, position, moment)
             if cut is None:
                 return None
-            queries = [
-                query_as_of(spark, self._format, self._viewed, table) for table in cut.tables
-            ]
+            queries = [query_as_of(spark, self._format, table) for table in cut.tables]
             return AsOf(cut, tuple(queries))
 
     def oldest_cut(self) -> KeptCut | None:
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             return self._cuts.oldest(spark)
 
-    # Tables that are shown by a view: see lake.freshness.
-
-    def fold_due(self, table: TableSchema) -> bool:
-        """Whether changes that were appended should get into the base. Costs nothing."""
-        return self._viewed.fold_due(table.name, self._plan(table.name))
-
-    def fold(self, table: TableSchema) -> None:
-        """Merge all changes that were appended into the base. Between two rounds, as maintain."""
-        with self._session(table.name) as spark:
-            stored = self._tables.known(spark, table.name)
-            parts = Parts.of(table.name, stored)
-            if stored is not None and parts is not None and stored.position is not None:
-                self._viewed.fold(spark, parts, stored.position)
-
-    def reading_query(self, name: TableName) -> str | None:
-        """The query that gives the table's rows, whoever owns it: if a view shows it, what the view
-        is, or would be if the catalog kept views. None: there is no such table."""
-        with self._session(name) as spark:
-            return reading_query(spark, self._format, self._viewed, name)
-
-    def _merged_for_good(
-        self, spark: SparkSession, table: TableSchema, stored: Stored
-    ) -> Stored | None:
-        """The table without its view, if no more is wanted and it can be had; None: it cannot."""
-        parts = Parts.of(table.name, stored)
-        if parts is None or not is_as_planned(self._plan(table.name), stored.properties):
-            return None
-        self._tables.forget(table.name)
-        if stored.position is None or not self._viewed.merge(spark, parts, stored.position):
-            return None
-        return self._tables.known(spark, table.name)
+    # What is wanted.
 
     def _lake_schema(self, table: TableSchema, *, overflow: bool) -> LakeTableSchema:
         return lake_table_schema(table, self._plan(table.name), overflow=overflow)
 
     def _is_as_planned(self, table: TableSchema, stored: Stored) -> bool:
-        if not is_as_planned(self._plan(table.name), stored.properties):
-            return False
-        return self._viewed.is_as_wanted(self._lake_schema(table, overflow=False), stored)
+        return is_as_planned(self._plan(table.name), stored.properties)
 
     # Sessions.
 

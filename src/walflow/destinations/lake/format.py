@@ -66,11 +66,6 @@ class Version:
     position: Lsn | None
     """None: a commit of maintenance, or not one of ours."""
 
-    @property
-    def milliseconds(self) -> int:
-        """When it was committed."""
-        return round(self.committed.timestamp() * 1000)
-
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
@@ -143,10 +138,6 @@ class LakeFormat(Protocol):
         """``iceberg``"""
 
     @property
-    def keeps_views(self) -> bool:
-        """Whether views can be made beside the tables."""
-
-    @property
     def session_conf(self) -> Mapping[str, str]:
         """What a session of ours must be told before it is used."""
 
@@ -169,7 +160,7 @@ class LakeFormat(Protocol):
         """Remove what the table was in, unless something else is in it."""
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """None when there is no such table, or it is a view. Must be quick: it is asked at each
+        """None when there is no such table. Must be quick: it is asked at each
         start."""
 
     def version(self, spark: SparkSession, name: TableName) -> str | None:
@@ -235,16 +226,6 @@ class LakeFormat(Protocol):
 
     def rows(self, spark: SparkSession, name: TableName) -> int:
         """About how many rows the table has; must be quick."""
-
-    def name_in_view(self, name: TableName) -> str:
-        """The table's name in the query of a view that the catalog keeps."""
-
-    def create_view(self, spark: SparkSession, name: TableName, query: str) -> None:
-        """Make the view, or put it in the place of the view that has the name. Only if the format
-        keeps views."""
-
-    def drop_view(self, spark: SparkSession, name: TableName) -> None:
-        """Remove the view, if it is there. Only if the format keeps views."""
 
     def drop(self, spark: SparkSession, name: TableName) -> None:
         """Remove the table and its files, if it is there."""

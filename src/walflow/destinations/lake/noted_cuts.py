@@ -28,14 +28,14 @@ CREATE TABLE place (name TEXT);
 CREATE TABLE picture (
   id INTEGER PRIMARY KEY, lsn INT, since INT, commit_time INT, recorded_at INT, kept_until INT);
 CREATE TABLE version (
-  source TEXT, destination TEXT, snapshot INT, base INT, position INT, query TEXT,
+  source TEXT, destination TEXT, snapshot INT, position INT, query TEXT,
   doubtful INT DEFAULT 0, first INT, last INT);
 CREATE INDEX version_last ON version (last);
 """
 """A version is of the pictures from ``first`` to ``last`` (NULL: the newest): most tables have the
 same one in the next picture."""
 
-_Key = tuple[str, str, int, int | None, int, str]
+_Key = tuple[str, str, int, int, str]
 
 
 class NotedCuts:
@@ -120,11 +120,11 @@ def _record(
         ),
     ).fetchone()
     wanted: set[_Key] = {
-        (str(one.source), str(one.table), one.version, one.base, int(one.position), query)
+        (str(one.source), str(one.table), one.version, int(one.position), query)
         for one, query in tables.items()
     }
     current = file.execute(
-        "SELECT rowid, doubtful, source, destination, snapshot, base, position, query"
+        "SELECT rowid, doubtful, source, destination, snapshot, position, query"
         " FROM version WHERE last IS NULL"
     ).fetchall()
     for rowid, doubtful, *key in current:
@@ -133,8 +133,8 @@ def _record(
         else:
             file.execute("UPDATE version SET last = ? WHERE rowid = ?", (number - 1, rowid))
     file.executemany(
-        "INSERT INTO version (source, destination, snapshot, base, position, query, first)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO version (source, destination, snapshot, position, query, first)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
         [(*key, number) for key in wanted],
     )
 
@@ -184,7 +184,7 @@ def _newest(
         return None
     number, lsn, since, commit_time, recorded = found
     rows = file.execute(
-        "SELECT source, destination, snapshot, base, position, query, doubtful FROM version"
+        "SELECT source, destination, snapshot, position, query, doubtful FROM version"
         " WHERE first <= ? AND (last IS NULL OR last >= ?) ORDER BY source",
         [number, number],
     ).fetchall()
@@ -195,8 +195,8 @@ def _newest(
             None if commit_time is None else _moment(commit_time),
             _moment(recorded),
             tuple(
-                KeptTable(TableName.parse(source), TableName.parse(table), version, base, Lsn(upto))
-                for source, table, version, base, upto, _, _ in rows
+                KeptTable(TableName.parse(source), TableName.parse(table), version, Lsn(upto))
+                for source, table, version, upto, _, _ in rows
             ),
         ),
         tuple(_queries(rows)),

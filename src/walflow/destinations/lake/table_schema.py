@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from walflow.config import ApplySettings
-from walflow.config.lake import DroppedColumns, Freshness, Mode
+from walflow.config.lake import DroppedColumns, Mode
 from walflow.destinations.lake.written_back import CHANGED_ROWS
 from walflow.errors import DestinationError
 from walflow.model import Column, TableName, TableSchema
@@ -74,12 +74,8 @@ class TablePlan:
     """What is wanted of one table."""
 
     mode: Mode = _DEFAULTS.mode
-    freshness: Freshness = _DEFAULTS.freshness
     on_column_dropped: DroppedColumns = _DEFAULTS.on_column_dropped
     metadata: Metadata | None = Metadata()
-    view_from_rows: int = _DEFAULTS.view_from_rows
-    fold_share: float = _DEFAULTS.fold_share
-    fold_seconds: float = _DEFAULTS.fold_seconds
 
 
 def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:
@@ -88,12 +84,8 @@ def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:
     names = Metadata(settings.change_type_column, settings.lsn_column, settings.timestamp_column)
     return TablePlan(
         mode=wanted.mode,
-        freshness=wanted.freshness,
         on_column_dropped=wanted.on_column_dropped,
         metadata=names if settings.metadata else None,
-        view_from_rows=settings.view_from_rows,
-        fold_share=settings.fold_share,
-        fold_seconds=settings.fold_seconds,
     )
 
 
@@ -115,8 +107,6 @@ class LakeTableSchema:
     """Whether it has the column of exact texts."""
     ours: tuple[StoredColumn, ...]
     """The columns that the mode adds, metadata among them."""
-    more_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """What the table says of itself beside what every table does."""
 
     @property
     def name(self) -> TableName:
@@ -229,7 +219,6 @@ def table_properties(lake_schema: LakeTableSchema) -> Mapping[str, str]:
         **_planned_properties(lake_schema.plan),
         COLUMNS: json.dumps(column_numbers(lake_schema.schema)),
         CHANGED_ROWS: "",
-        **lake_schema.more_properties,
     }
 
 
