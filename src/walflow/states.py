@@ -239,17 +239,20 @@ class TableReplicationState:
     position: Lsn = Lsn(0)
     """As far as is known here, all changes of the table up to this are in the destination. A
     destination that keeps positions itself knows better."""
+    rows_expected: int = 0
+    """The planner's estimate, for progress only."""
     rows_copied: int = 0
+    copy_seconds: float = 0.0
     changes_applied: int = 0
     attempts: int = 0
     """Failures since the last success."""
     error: TableError | None = None
     """The last of them. The table is set aside only while its phase is ``Errored``."""
     membership: Membership = field(default_factory=Membership)
-    form: Lsn = Lsn(0)
-    """The version of the form that the destination's table has; 0: not known."""
+    schema_version: Lsn = Lsn(0)
+    """The version of the schema that the destination's table has; 0: not known."""
     changing: bool = False
-    """Whether it is being brought from that form to the newest one, as far as is known."""
+    """Whether it is being brought from that schema to the newest one, as far as is known."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -258,12 +261,14 @@ class TableReplicationState:
             "phase": self.phase.value,
             "since": self.since,
             "position": int(self.position),
+            "rows_expected": self.rows_expected,
             "rows_copied": self.rows_copied,
+            "copy_seconds": self.copy_seconds,
             "changes_applied": self.changes_applied,
             "attempts": self.attempts,
             "error": None if self.error is None else self.error.to_dict(),
             "membership": self.membership.to_dict(),
-            "form": int(self.form),
+            "schema_version": int(self.schema_version),
             "changing": self.changing,
         }
 
@@ -275,13 +280,15 @@ class TableReplicationState:
             phase=Phase(raw["phase"]),
             since=raw["since"],
             position=Lsn(raw["position"]),
+            rows_expected=raw["rows_expected"],
             rows_copied=raw["rows_copied"],
+            copy_seconds=raw["copy_seconds"],
             changes_applied=raw["changes_applied"],
             attempts=raw["attempts"],
             error=None if error is None else TableError.from_dict(error),
             membership=Membership.from_dict(raw["membership"]),
-            form=Lsn(raw.get("form", 0)),
-            changing=raw.get("changing", False),
+            schema_version=Lsn(raw["schema_version"]),
+            changing=raw["changing"],
         )
 
 

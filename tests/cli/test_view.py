@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ def status_of(*states: TableState) -> PipelineStatus:
 def state(name: str, phase: Phase, position: int, **known: object) -> TableState:
     table = TableName("shop", name)
     schema = TableSchema(1, table, (), ())
-    return TableState(schema, table, phase, position=Lsn(position), **known)  # type: ignore[arg-type]
+    return TableState.new(schema, table, phase, position=Lsn(position), **known)
 
 
 def test_speed_is_that_of_the_last_seconds() -> None:
@@ -251,7 +252,7 @@ def test_each_table_lags_by_its_own() -> None:
         status_of(
             state("ahead", Phase.READY, 500),
             state("bad", Phase.ERRORED, 50, error=error),
-            state("behind", Phase.CATCHUP, 100, lag_seconds=2.5),
+            replace(state("behind", Phase.CATCHUP, 100), lag_seconds=2.5),
             state("new", Phase.DATA_SYNC, 0),
         )
     )

@@ -89,7 +89,9 @@ def test_batches_end_at_cuts_unless_a_table_is_far_behind(
 
 def a_status(routed: int) -> PipelineStatus:
     tables = tuple(
-        TableState(make_schema({"id": "int"}, ["id"], name), TableName("public", name), Phase.READY)
+        TableState.new(
+            make_schema({"id": "int"}, ["id"], name), TableName("public", name), Phase.READY
+        )
         for name in ("t", "u")
     )
     tables = tuple(

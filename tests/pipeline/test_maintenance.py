@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SCHEMA = make_schema({"id": "int"}, ["id"])
-STATE = TableState(SCHEMA, TableName("public", "t"), Phase.READY)
+STATE = TableState.new(SCHEMA, TableName("public", "t"), Phase.READY)
 
 
 class Kept:

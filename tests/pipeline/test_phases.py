@@ -45,7 +45,7 @@ def new_tables(store: MemoryStore | None = None, **retries: float) -> Tables:
         store or MemoryStore("p"),
         Retries(settings["delay_seconds"], int(settings["max_attempts"])),
     )
-    tables.add(TableState(TableSchema(1, NAME, (), ()), NAME))
+    tables.add(TableState.new(TableSchema(1, NAME, (), ()), NAME))
     return tables
 
 
@@ -209,7 +209,7 @@ def test_what_to_do_is_said_with_the_tables_in_their_order() -> None:
     for oid, hint in ((1, "Move it."), (2, "Ask its owner."), (3, "Move it.")):
         name = TableName("public", f"t{oid}")
         if oid > 1:
-            tables.add(TableState(TableSchema(oid, name, (), ()), name))
+            tables.add(TableState.new(TableSchema(oid, name, (), ()), name))
         tables.fail(oid, DestinationForeign("not ours", hint=hint))
     states = tuple(sorted(tables.all(), key=lambda state: state.name))
     status = PipelineStatus(states, Lsn(1), Lsn(1), Lsn(1), Lsn(1), 0.0)
@@ -223,7 +223,7 @@ def test_what_to_do_is_said_with_the_tables_in_their_order() -> None:
 
 def test_an_attempt_that_is_far_away_is_not_waited_for() -> None:
     tables = new_tables(delay_seconds=600)
-    tables.add(TableState(TableSchema(2, OTHER, (), ()), OTHER, Phase.READY))
+    tables.add(TableState.new(TableSchema(2, OTHER, (), ()), OTHER, Phase.READY))
     tables.fail(1, DestinationError("no space", hint="make some"))
     now = time.time()
     status = PipelineStatus(tuple(tables.all()), Lsn(1), Lsn(1), Lsn(1), Lsn(1), 0.0)

@@ -608,7 +608,7 @@ def test_a_table_that_leaves_breaks_its_copy_off(
 
 
 def _none() -> TableState:
-    return TableState(TableSchema(0, named("none"), (), ()), named("none"))
+    return TableState.new(TableSchema(0, named("none"), (), ()), named("none"))
 
 
 def test_a_table_is_renamed_while_it_catches_up(

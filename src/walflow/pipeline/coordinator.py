@@ -272,4 +272,4 @@ def _as_of(state: TableState, progress: LaneProgress | None) -> TableState:
     if progress is None:
         return state
     position = max(progress.position, state.position)
-    return replace(state, position=position, lag_seconds=progress.lag_seconds)
+    return replace(state.changed(position=position), lag_seconds=progress.lag_seconds)

@@ -37,7 +37,9 @@ ERRORED = TableReplicationState(
     phase=Phase.ERRORED,
     since=SINCE + 0.1,
     position=Lsn.parse("16/B374D848"),
+    rows_expected=1_100_000_000,
     rows_copied=1_000_000_007,
+    copy_seconds=61.5,
     changes_applied=12,
     attempts=3,
     error=TableError(
@@ -59,7 +61,7 @@ ERRORED = TableReplicationState(
         ),
         types=frozenset({(16402, "16403:ä 'low' \"x\""), (16402, "16404:"), (16410, "1:23:-1")}),
     ),
-    form=Lsn.parse("16/B374D800"),
+    schema_version=Lsn.parse("16/B374D800"),
     changing=True,
 )
 

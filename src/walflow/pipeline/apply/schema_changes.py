@@ -112,10 +112,10 @@ class SchemaChanger:
 
     def finish(self, state: TableState) -> TableState:
         """Finish a change of form that was begun, if there is one. Raises Outgrown."""
-        if state.changing is None:
+        if not state.stored.changing:
             return state
         oid = state.schema.oid
-        former = self._store.get_table_schema(oid, state.changing)
+        former = self._store.get_table_schema(oid, state.stored.schema_version)
         if former is None or former.version == state.schema.version:
             # That it was to be changed was stored, but not to what.
             return self._tables.end_change(oid)

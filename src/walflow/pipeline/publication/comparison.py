@@ -47,7 +47,7 @@ class PublicationComparison:
             # What wrote the rows anew may be known.
             known = self._outgrown(state, table) if gap is Gap.REWRITTEN else None
             return known or gap.value
-        if phase is Phase.DATA_SYNC or (state.changing is not None and state.waits_for_operator):
+        if phase is Phase.DATA_SYNC or (state.stored.changing and state.waits_for_operator):
             # It is read in one form; and a form that the destination refused may be gone again.
             return None if state.schema.same_columns(table.schema) else "its form has changed"
         if state.schema.version >= began:

@@ -43,16 +43,16 @@ class FirstStates:
         published."""
         schema = self._last_schema(oid, state, table)
         name = destination or self.mapping.destination(state.table)
-        return TableState(schema, name).with_stored(state)
+        return TableState(state, schema, name)
 
     def _last_schema(
         self, oid: int, state: TableReplicationState, table: PublishedTable | None
     ) -> TableSchema:
-        """The form that the destination's table has, as far as is known."""
+        """The schema that the destination's table has, as far as is known."""
         if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
-            # What was read so far knows its own form.
+            # What was read so far knows its own schema.
             return replace(table.schema, name=state.table)
-        at = state.form if state.form and not state.changing else None
+        at = state.schema_version if state.schema_version and not state.changing else None
         known = self.store.get_table_schema(oid, at) or (None if table is None else table.schema)
         if known is None:
             return TableSchema(oid, state.table, (), ())
@@ -97,7 +97,7 @@ class FirstStates:
         oid = fresh.schema.oid
         if position is None or not self.log.covers(oid, position):
             return fresh
-        # The form that the destination's table has is the last one before its position.
+        # The schema that the destination's table has is the last one before its position.
         schema = self.log.latest_schema(oid, Lsn(position - 1))
         if schema is None or schema.name != fresh.name:
             return fresh
@@ -106,7 +106,7 @@ class FirstStates:
             table=str(fresh.name),
             position=str(position),
         )
-        return replace(fresh, schema=schema, phase=Phase.CATCHUP, position=position)
+        return fresh.changed(schema=schema, phase=Phase.CATCHUP, position=position)
 
     def warn_of_loss(self, states: Collection[TableState], *, new_slot: bool) -> None:
         """These tables are all that there are, but the store knew none of them. Say so if some are
@@ -162,6 +162,6 @@ class FirstStates:
 
     def fresh(self, table: PublishedTable) -> TableState:
         """Of a table that has to be copied."""
-        return TableState(
+        return TableState.new(
             table.schema, self.mapping.destination(table.name), membership=table.membership
         )

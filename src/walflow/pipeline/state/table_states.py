@@ -6,7 +6,8 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, Phase, TableName, TableSchema
@@ -27,37 +28,82 @@ __all__ = ["TableState", "Tables"]
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table, as of now."""
+    """One table, as of now: what is stored of it, with what the store has elsewhere."""
 
+    stored: TableReplicationState
+    """As the store has it, or will have it when progress is saved."""
     schema: TableSchema
-    """The form that the destination's table has, under the source's name."""
+    """The schema that the destination's table has, or is being brought to, under the source's
+    name."""
     destination: TableName
     """The destination's name for it."""
-    phase: Phase = Phase.INIT
-    since: float = field(default_factory=time.time)
-    """Unix time at which the phase was entered."""
-    position: Lsn = Lsn(0)
-    """All changes of the table up to here are in the destination; while it is copied: those after
-    it are needed."""
-    rows_expected: int = 0
-    """The planner's estimate, for progress only."""
-    rows_copied: int = 0
-    copy_seconds: float = 0.0
-    changes_applied: int = 0
     lag_seconds: float = 0.0
     """The age of the oldest transaction that waits for it; 0 if none does."""
-    attempts: int = 0
-    """Failures since the last success."""
-    error: TableError | None = None
-    """The last of them: it stays while the table is tried again."""
-    membership: Membership = field(default_factory=Membership)
-    changing: Lsn | None = None
-    """The version of the form that the destination's table is being brought from, while it is not
-    known to have ``schema``'s."""
+
+    @classmethod
+    def new(
+        cls, schema: TableSchema, destination: TableName, phase: Phase = Phase.INIT, **stored: Any
+    ) -> TableState:
+        """A table that enters the phase now; ``stored``: further fields of what is stored."""
+        stored = {"since": time.time(), **stored}
+        state = TableReplicationState(schema.name, phase, schema_version=schema.version, **stored)
+        return cls(state, schema, destination)
+
+    def changed(
+        self,
+        *,
+        schema: TableSchema | None = None,
+        destination: TableName | None = None,
+        **stored: Any,
+    ) -> TableState:
+        """With another schema or destination, or other fields of what is stored."""
+        schema = schema or self.schema
+        now = replace(self.stored, **stored, table=schema.name)
+        if not now.changing:
+            now = replace(now, schema_version=schema.version)
+        return replace(self, stored=now, schema=schema, destination=destination or self.destination)
 
     @property
     def name(self) -> TableName:
         return self.schema.name
+
+    @property
+    def phase(self) -> Phase:
+        return self.stored.phase
+
+    @property
+    def since(self) -> float:
+        return self.stored.since
+
+    @property
+    def position(self) -> Lsn:
+        """All changes of the table up to here are in the destination; while it is copied: those
+        after it are needed."""
+        return self.stored.position
+
+    @property
+    def rows_expected(self) -> int:
+        return self.stored.rows_expected
+
+    @property
+    def rows_copied(self) -> int:
+        return self.stored.rows_copied
+
+    @property
+    def changes_applied(self) -> int:
+        return self.stored.changes_applied
+
+    @property
+    def attempts(self) -> int:
+        return self.stored.attempts
+
+    @property
+    def error(self) -> TableError | None:
+        return self.stored.error
+
+    @property
+    def membership(self) -> Membership:
+        return self.stored.membership
 
     @property
     def followed(self) -> bool:
@@ -85,35 +131,6 @@ class TableState:
     def destination_schema(self) -> TableSchema:
         """The schema as the destination is given it."""
         return replace(self.schema, name=self.destination)
-
-    def stored(self) -> TableReplicationState:
-        return TableReplicationState(
-            table=self.name,
-            phase=self.phase,
-            since=self.since,
-            position=self.position,
-            rows_copied=self.rows_copied,
-            changes_applied=self.changes_applied,
-            attempts=self.attempts,
-            error=self.error,
-            membership=self.membership,
-            form=self.schema.version if self.changing is None else self.changing,
-            changing=self.changing is not None,
-        )
-
-    def with_stored(self, stored: TableReplicationState) -> TableState:
-        return replace(
-            self,
-            phase=stored.phase,
-            since=stored.since,
-            position=stored.position,
-            rows_copied=stored.rows_copied,
-            changes_applied=stored.changes_applied,
-            attempts=stored.attempts,
-            error=stored.error,
-            membership=stored.membership,
-            changing=stored.form if stored.changing else None,
-        )
 
 
 class Tables:
@@ -158,14 +175,14 @@ class Tables:
         for state in states:
             self._store.store_table_mapping(state.schema.oid, state.destination)
         self._store.update_table_replication_states(
-            {state.schema.oid: state.stored() for state in states}
+            {state.schema.oid: state.stored for state in states}
         )
         for state in states:
             failpoint("moved.init", state.name)
         with self._lock:
             self._states.update({state.schema.oid: state for state in states})
 
-    def move(self, oid: int, phase: Phase, **changes: object) -> TableState:
+    def move(self, oid: int, phase: Phase, **changes: Any) -> TableState:
         """Go to another phase, with some fields changed, and remember it."""
         with self._moving[oid]:
             before = self._known(oid)
@@ -205,7 +222,7 @@ class Tables:
             error = replace(before.set_aside, retry=RetryPolicy(RetryKind.NONE), hint=hint)
             self._persist(before, error=error)
 
-    def start_over(self, oid: int, **changes: object) -> TableState:
+    def start_over(self, oid: int, **changes: Any) -> TableState:
         """Copy the table again, from nothing. What went wrong before stays known until that has
         succeeded."""
         with self._moving[oid]:
@@ -215,7 +232,7 @@ class Tables:
                 position=Lsn(0),
                 rows_copied=0,
                 changes_applied=0,
-                changing=None,
+                changing=False,
                 **changes,
             )
             self._store.store_table_mapping(oid, changed.destination)
@@ -233,27 +250,26 @@ class Tables:
         self._store.update_table_replication_states(stored)
         with self._lock:
             self._states = {
-                oid: state.with_stored(stored[oid]) for oid, state in self._states.items()
+                oid: replace(state, stored=stored[oid]) for oid, state in self._states.items()
             }
             self._unsaved.clear()
 
-    # Form and name.
+    # Schema and name.
 
     def begin_change(self, oid: int, schema: TableSchema) -> TableState:
-        """The destination's table is about to get this form."""
+        """The destination's table is about to get this schema."""
         with self._moving[oid]:
-            before = self._known(oid)
             # The one without the other says that nothing has happened yet.
-            self._persist(before, changing=before.schema.version)
+            self._persist(self._known(oid), changing=True)
             return self._with_schema(oid, schema)
 
     def end_change(self, oid: int) -> TableState:
-        """It has got that form."""
+        """It has got that schema."""
         with self._moving[oid]:
-            return self._persist(self._known(oid), changing=None)
+            return self._persist(self._known(oid), changing=False)
 
     def adopt(self, oid: int, schema: TableSchema) -> TableState:
-        """The destination's table has this form as it is."""
+        """The destination's table has this schema as it is."""
         with self._moving[oid]:
             state = self._with_schema(oid, schema)
             with self._lock:
@@ -271,20 +287,20 @@ class Tables:
     def _with_schema(self, oid: int, schema: TableSchema) -> TableState:
         self._store.store_table_schema(schema)
         with self._lock:
-            state = self._states[oid] = replace(self._states[oid], schema=schema)
+            state = self._states[oid] = self._states[oid].changed(schema=schema)
         return state
 
     def roll_back(self, oid: int) -> TableState:
         """Go back to the state before; raises NothingToRollBack."""
         with self._moving[oid]:
             stored = self._store.rollback_table_replication_state(oid)
-            # The form that the destination's table had then, if there was one.
-            at = None if stored.changing else stored.form or stored.position
-            form = self._store.get_table_schema(oid, at)
+            # The schema that the destination's table had then, if there was one.
+            at = None if stored.changing else stored.schema_version or stored.position
+            schema = self._store.get_table_schema(oid, at)
             with self._lock:
                 now = self._states[oid]
-                schema = replace(form or now.schema, name=stored.table)
-                state = self._states[oid] = replace(now, schema=schema).with_stored(stored)
+                schema = replace(schema or now.schema, name=stored.table)
+                state = self._states[oid] = replace(now, stored=stored, schema=schema)
             return state
 
     def forget(self, oid: int) -> None:
@@ -299,29 +315,26 @@ class Tables:
         with self._lock:
             return self._states[oid]
 
-    def _persist(self, before: TableState, **changes: object) -> TableState:
+    def _persist(self, before: TableState, **changes: Any) -> TableState:
         oid = before.schema.oid
-        self._store.update_table_replication_state(
-            oid,
-            replace(before, **changes).stored(),  # type: ignore[arg-type]
-        )
+        self._store.update_table_replication_state(oid, before.changed(**changes).stored)
         with self._lock:
             # Progress that was made while the store was written stays, and is saved later.
             now = self._states.get(oid, before)
             if now == before:
                 self._unsaved.discard(oid)
-            state = self._states[oid] = replace(now, **changes)  # type: ignore[arg-type]
+            state = self._states[oid] = now.changed(**changes)
         return state
 
     # Progress inside a phase.
 
-    def update(self, oid: int, **changes: object) -> TableState | None:
+    def update(self, oid: int, **changes: Any) -> TableState | None:
         """Replace some of a table's fields, but not its phase; None if it has left meanwhile."""
         with self._lock:
             state = self._states.get(oid)
             if state is None:
                 return None
-            state = self._states[oid] = replace(state, **changes)  # type: ignore[arg-type]
+            state = self._states[oid] = state.changed(**changes)
             self._unsaved.add(oid)
             return state
 
@@ -334,6 +347,6 @@ class Tables:
             # No move may come between reading the states and storing them.
             for oid in sorted(oids):
                 moves.enter_context(self._moving[oid])
-            states = {oid: state.stored() for oid in oids if (state := self.get(oid)) is not None}
+            states = {oid: state.stored for oid in oids if (state := self.get(oid)) is not None}
             if states:
                 self._store.update_table_replication_states(states)

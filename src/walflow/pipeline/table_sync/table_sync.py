@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -222,7 +222,7 @@ class TableSync:
             if not state.membership.continues(table.membership):
                 # What was read before is of a time that the log does not reach back to.
                 self._reader.drop(oid)
-                state = replace(state, position=Lsn(0))
+                state = state.changed(position=Lsn(0))
             facts = {
                 "schema": table.schema,
                 "membership": table.membership,
@@ -264,7 +264,7 @@ class TableSync:
         began = time.monotonic()
         hand_over(self._destination, self._spark, state.destination_schema, copy)
         state = self._known(oid)
-        seconds = state.copy_seconds + time.monotonic() - began
+        seconds = state.stored.copy_seconds + time.monotonic() - began
         self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds, attempts=0, error=None)
         self._reader.drop(oid)
         self._metrics.table_copy_duration(state.name).observe(seconds)
