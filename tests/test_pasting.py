@@ -26,7 +26,7 @@ def test_a_command_for_a_table(table: TableName, verb: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Set `source.slot`.", "as `walflow run` was told it", "walflow status", "`walflow retryer`"],
+    ["Set `source.slot`.", "as for `walflow run`: with", "walflow status", "`walflow retryer`"],
 )
 def test_other_texts_stay(text: str) -> None:
     assert with_options(text, OPTIONS) == text

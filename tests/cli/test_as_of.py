@@ -110,7 +110,7 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     assert err == ""
     head, note, query = out.splitlines()
     assert head.startswith(f"-- All tables as of {shown['lsn']} (")
-    assert note == "-- There is no picture of FFFF/0 itself: this is the newest one before it."
+    assert note == "-- There is no cut at FFFF/0 itself: this is the newest one before it."
     assert query == f"{shown['tables'][1]['query']};"
 
     code, out, err = ask("--at", "2999-01-01", "--json", *options)
@@ -136,7 +136,7 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
     elsewhere = ("--to", f"iceberg://{room.path / 'empty'}", "--log", str(room.path / "no-log"))
     code, out, err = ask(*options, *elsewhere)
     assert code == NoConsistentCut.exit_code
-    assert "No picture of the tables of the pipeline shop" in err
+    assert "There is no consistent cut of the pipeline shop" in err
 
 
 @pytest.mark.spark

@@ -41,7 +41,7 @@ def test_the_settings_file_may_stand_among_the_tables(
     file.write_text(f"name: shop\nlog: {{folder: {log}}}\n")
     assert _exit_code(["retry", str(file), "timed"]) == 0
     assert _exit_code(["retry", "timed", "--file", str(file)]) == 0
-    assert "public.timed: retry asked for" in capsys.readouterr().out
+    assert "public.timed: retry requested" in capsys.readouterr().out
     assert _exit_code(["retry", str(file), "timed", "--file", str(file)]) == 2
     assert _exit_code(["retry", str(tmp_path / "none.yaml"), "timed"]) == 2
     assert "none.yaml cannot be read" in capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_a_refusal_is_an_error_with_its_words(
     find = f"--name shop --log {log}"
     words = " ".join(shown.err.split())
     assert f"The pipeline refused. Not set aside: `walflow resync public.orders {find}`" in words
-    assert f"See where the tables stand with `walflow status {find}`." in words
+    assert f"`walflow status {find}` shows the state of the tables." in words
 
 
 def test_all_that_are_set_aside(
@@ -152,7 +152,7 @@ def test_a_pipeline_that_does_not_run_does_it_later_and_once(
         (TableName("sales", "final"), Action.RESYNC)
     ]
     out = capsys.readouterr().out
-    assert out.count("no process runs the pipeline: done at its next start") == 2
+    assert out.count("the pipeline does not run: done at its next start") == 2
 
 
 def test_a_pipeline_that_does_not_answer_in_time(
@@ -179,7 +179,7 @@ def test_a_pipeline_that_ends_while_it_is_waited_for(
 def test_not_waiting(store: Store, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_it(store)
     ask(log, "rollback", "timed", "--no-wait")
-    assert capsys.readouterr().out == "public.timed: rollback asked for\n"
+    assert capsys.readouterr().out == "public.timed: rollback requested\n"
 
 
 def test_a_table_that_the_pipeline_does_not_have(

@@ -59,14 +59,14 @@ def test_without_a_terminal_it_wants_yes(
     ran = room.run(*arguments(database, room))
     assert ran.returncode == 2
     assert ran.stdout.splitlines() == [
-        "Of the pipeline shop these will be removed:",
+        "These things of the pipeline shop will be removed:",
         f"  the replication slot {slot(database)}",
         "  the publication shop",
         "  the destination's table public.orders",
         "  all other tables in the destination that are marked as this pipeline's",
         "  the pipeline's state in the store",
     ]
-    assert "What to do: Run it in a terminal, or say --yes." in ran.stderr
+    assert "What to do: Run it in a terminal, or give --yes." in ran.stderr
     assert database.execute(MADE) == made
 
 
@@ -133,7 +133,7 @@ def test_a_source_that_is_away(database: Database, room: Room, made: list[tuple[
     assert (room.path / "log" / "state.db").exists()
     ran = room.run(*arguments(database, room, "--yes", "--skip-source", source=away))
     assert ran.returncode == 0, ran.stderr
-    assert "These stay, because it cannot be told whether they are this pipeline's:" in ran.stdout
+    assert "These stay, because it is not known whether they belong to this pipeline:" in ran.stdout
     assert not (room.path / "log").exists()
     statements = [line.strip() for line in ran.stdout.splitlines() if line.endswith(";")]
     assert len(statements) == 2

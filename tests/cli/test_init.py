@@ -81,7 +81,7 @@ def test_a_database_without_a_publication(room: Room, database: Database, source
     assert "    #- public.audit  # " in text
     assert "key a, b" in text
     assert "    #- public.taken  # " in text
-    assert "Those with a # in front cannot be followed as they are." in text
+    assert "Tables behind a # cannot be followed as they are." in text
     # No secret, and what to do about that.
     for shown in (text, ran.stderr):
         assert PASSWORD not in shown
@@ -241,12 +241,12 @@ def test_a_pipeline_that_is_there_is_gone_on_with(
     assert found.log_folder == log
     assert found.tables == settings.tables
     assert found.apply == settings.apply
-    assert "It goes on with the pipeline first_try" in text
+    assert "The file is for the pipeline first_try" in text
     assert "not in the file: maintenance.target_file_bytes" in " ".join(text.split("\n# "))
     # Another name is another pipeline: that is warned of.
     found, text = written("--name", "shop")
     assert (found.name, found.publication) == ("shop", "walflow_shop")
-    assert "To go on with it, say --name first_try" in " ".join(text.split("\n# "))
+    assert "To use that one: --name first_try" in " ".join(text.split("\n# "))
     # So is another place, but rightly.
     found, text = written("--to", "iceberg:///data/other")
     assert found.name == database.name

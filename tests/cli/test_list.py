@@ -84,7 +84,7 @@ def test_all_pipelines_are_listed(home: Path, capsys: pytest.CaptureFixture[str]
         store.release_lease(HOLDER)
     assert listed(capsys)["shop"]["running"] is False
     assert _exit_code(["list"]) == 0
-    assert "shop  does not run; it was not ended in order" in capsys.readouterr().out
+    assert "shop  does not run; it did not stop in order" in capsys.readouterr().out
 
 
 def test_a_pipeline_is_found_by_its_log_alone(

@@ -52,7 +52,7 @@ def test_a_quoted_name_keeps_its_capitals() -> None:
 def test_two_tables_that_are_spelled_alike_without_quotes() -> None:
     with pytest.raises(UnknownTable, match="several") as raised:
         find_table("a.b.c", KNOWN)
-    spelled = raised.value.hint.removeprefix("Say which: ").split(" or ")
+    spelled = raised.value.hint.removeprefix("Name one: ").split(" or ")
     found = {find_table(shlex.split(text)[0], KNOWN) for text in spelled}
     assert found == {TableName("a.b", "c"), TableName("a", "b.c")}
 

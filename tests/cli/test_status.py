@@ -85,7 +85,7 @@ def test_a_running_pipeline_in_a_pipe(
     assert "a very long reason, " * 12 + "to its end" in text
     assert "public.timed was set aside 3 min ago in Catchup, after 2 failures" in text
     assert "  What to do: Free some space." in text
-    assert re.search(r"by itself in (59 min|1 h) \(\d{4}-\d\d-\S+Z\)\. At once:", text)
+    assert re.search(r"attempt is in (59 min|1 h) \(\d{4}-\d\d-\S+Z\)\. To try it at once:", text)
     assert f"    walflow retry public.timed {find}" in lines
     assert f"    walflow retry public.manual {find}" in lines
     assert f"    walflow resync sales.final {find}" in lines
@@ -180,7 +180,7 @@ def test_a_pipeline_that_died(store: Store, log: Path, capsys: pytest.CaptureFix
     run_it(store, seconds=0.0)
     status(log)
     first, second = capsys.readouterr().out.splitlines()[:2]
-    assert re.search(r"not running: process \d+ on \S+ ended without a word, last reported", first)
+    assert re.search(r"not running: process \d+ on \S+ ended unexpectedly, last reported", first)
     assert second.endswith("behind, when it last reported")
     assert read_json(log, capsys)["running"] is False
 
@@ -238,9 +238,9 @@ def test_nothing_comes_by_itself_while_the_pipeline_does_not_run(
     out = capsys.readouterr().out
     assert "public.tried failed in Catchup, after 3 failures" in out
     assert "\n  It is tried again when the pipeline runs.\n" in out
-    assert "runs. To have it tried as soon as it runs:\n    walflow retry public.due" in out
-    assert re.search(r"when the pipeline runs, but not before \S+Z\. To have it tried", out)
-    assert "It is looked at again when the pipeline runs, and goes on" in out
+    assert "runs. To try it as soon as it runs:\n    walflow retry public.due" in out
+    assert re.search(r"when the pipeline runs, but not before \S+Z\. To try it", out)
+    assert "walflow checks it when the pipeline runs, and resumes" in out
     for untrue in ("now", "by itself", "every few seconds", "has been tried"):
         assert untrue not in out
 

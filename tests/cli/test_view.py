@@ -173,7 +173,7 @@ def test_a_table_that_was_set_aside_cannot_be_missed(width: int) -> None:
     assert "  Free some space." in text
     assert "walflow retry public.manual -f shop.yaml" in text
     assert "walflow resync public.final" in text
-    assert "by itself in 9 min (" in text
+    assert "attempt is in 9 min (" in text
     assert "4 tables · 3 set aside · " in text
 
 

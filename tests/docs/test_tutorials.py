@@ -164,7 +164,7 @@ def test_options_first_and_then_a_file(reader: Reader) -> None:
         assert (listed["pipeline"], listed["running"], listed["tables"]) == ("default", True, 2)
     assert reader.database.execute(LEFT) == [("walflow_default",), ("walflow_default",)]
     wrote = reader.type(init)
-    assert "goes on with the pipeline default" in " ".join(wrote.stderr.split())
+    assert "is for the pipeline default" in " ".join(wrote.stderr.split())
     assert "export WALFLOW_SOURCE_PASSWORD=" in wrote.stderr
     text = (reader.room.path / "pipeline.yaml").read_text(encoding="utf-8")
     file = yaml.safe_load(text)

@@ -49,7 +49,7 @@ _COMMANDS = {
         "--create-publication",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    # As it is, not wrapped.
+    # Not wrapped.
     epilog=f"\b\n{exit_codes()}",
 )
 @debug_option
@@ -57,8 +57,8 @@ _COMMANDS = {
 def walflow() -> None:
     """Keep analytical tables equal to Postgres tables.
 
-    A pipeline copies the tables of a publication once, then follows the write-ahead log. What it
-    needs is two URIs, or a settings file.
+    A pipeline copies the tables of a publication once, then follows the write-ahead log. It needs
+    two URIs, or a settings file.
     """
 
 
@@ -68,7 +68,7 @@ for commands in _COMMANDS.values():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and leave with its exit code; every failure is told in one message."""
+    """Run the command and exit with its code; every failure is shown in one message."""
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -1,4 +1,4 @@
-"""What an operator is told of a table that failed."""
+"""What the operator is advised to do about a table that failed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Advice:
     hint: str
     """May be empty."""
     next: str
-    """What becomes of the table now."""
+    """What happens to the table next."""
     command: str
-    """To paste; empty while there is nothing to do."""
+    """To paste; empty if there is nothing to do."""
 
 
 def advise(
@@ -35,9 +35,9 @@ def advise(
     set_aside: bool = True,
     running: bool = True,
 ) -> Advice:
-    """``again``: the options that find the pipeline, for the commands. ``set_aside``: whether the
-    table still is, or is being tried again. ``running``: whether a process runs the pipeline;
-    nothing comes by itself otherwise."""
+    """``again``: the options that find the pipeline, for the commands. ``set_aside``: the table
+    waits for its next attempt, and is not being tried now. ``running``: a process runs the
+    pipeline; otherwise there are no attempts."""
     if not set_aside:
         next = "It is being tried again now." if running else f"It {_WHEN_IT_RUNS}."
         command = ""
@@ -57,15 +57,15 @@ def _next(error: TableError, now: float, *, running: bool) -> str:
     retry = error.retry
     if error.passing:
         often = "every few seconds" if running else "when the pipeline runs"
-        return f"It is looked at again {often}, and goes on when the cause is gone. At once:"
+        return f"walflow checks it {often}, and resumes it when the cause is gone. At once:"
     if retry.kind is RetryKind.NONE:
         return "Trying again cannot help. To copy the table again:"
     if retry.kind is RetryKind.MANUAL or retry.at is None:
-        return "It waits for you. When the cause is gone:"
+        return "It is not tried again until you ask. When the cause is gone:"
     at = iso_time(retry.at, "seconds")
     if not running:
         earliest = "" if retry.at <= now else f", but not before {at}"
-        return f"It {_WHEN_IT_RUNS}{earliest}. To have it tried as soon as it runs:"
+        return f"It {_WHEN_IT_RUNS}{earliest}. To try it as soon as it runs:"
     if retry.at <= now:
-        return "The next attempt is due now. To ask for it:"
-    return f"The next attempt comes by itself in {human_age(retry.at - now)} ({at}). At once:"
+        return "The next attempt is due now. To request it:"
+    return f"The next attempt is in {human_age(retry.at - now)} ({at}). To try it at once:"

@@ -1,4 +1,4 @@
-"""``walflow as-of``: all tables as they were at one moment of the source."""
+"""``walflow as-of``: all tables as of one position of the source."""
 
 from __future__ import annotations
 
@@ -31,26 +31,24 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 @click.command(
     "as-of",
     cls=HelpedCommand,
-    epilog="While tables change, every second or few a picture is kept: which of their snapshots "
-    "belong together. This prints the newest one, or the newest up to LSN or --at, and for each "
-    "table the query that reads it. All tables then show the source at one and the same commit. "
-    "The pictures are in the destination, in _walflow.progress_<name>; every one is kept for 15 "
-    "minutes, then one a minute for an hour, one in ten minutes for a day, one an hour for 30 "
-    "days, at most for maintenance.keep_snapshots_seconds.\n\n"
-    "LSN is a position as Postgres writes it (0/16B3748), or the number that the column _LSN "
-    "has.\n\n"
-    "The source is not asked, and the pipeline may run or not. What pictures there are is noted "
-    "beside the change log, too; only if that does not answer (the store is no file of this "
-    "machine, so the pipeline may have run elsewhere since, or a table was copied again), Spark is "
-    "started to look into the destination.\n\n"
-    "Exit code 79 if no picture was kept yet, 82 if there is none so old any more, 75 for a table "
-    "that the pipeline has not.\n\n"
-    "The object of --json: lsn, lsn_number (all up to it is in the picture), since, since_number "
-    "(the first position that it is the same at), commit_time (of its last transaction, null if "
-    "that is not known), recorded_at, asked, exact (whether it is as of the position asked for; "
-    "null with --at: whether anything was committed between is not known), "
-    "tables (table, destination, snapshot_id, query), missing (table, phase). "
-    "Keys are only ever added.\n\n" + SETTINGS_EPILOG,
+    epilog="While tables change, the pipeline records a consistent cut every few seconds: which "
+    "snapshots of the tables belong together. This command prints the newest cut, or the newest up "
+    "to LSN or --at, and for each table the query that reads it. All tables then show the source "
+    "at the same commit. The cuts are in the destination, in _walflow.progress_<name>. All are "
+    "kept for 15 minutes, then one a minute for an hour, one in ten minutes for a day, one an hour "
+    "for 30 days, at most for maintenance.keep_snapshots_seconds.\n\n"
+    "LSN is a position as Postgres writes it (0/16B3748), or a number as in the column _LSN.\n\n"
+    "The pipeline need not run, and the source is not asked. The cuts are also noted beside the "
+    "change log. Spark is started only if that is not enough: if the store is not a file of this "
+    "machine (the pipeline may have run elsewhere since), or if a table was copied again.\n\n"
+    "Exit code 79 if there is no cut yet, 82 if there is none that old any more, 75 if the "
+    "pipeline does not have the table.\n\n"
+    "The object of --json: lsn, lsn_number (the cut has all commits up to it), since, since_number "
+    "(the cut is the same from this position on), commit_time (of its last transaction, null if "
+    "not known), recorded_at, asked, exact (whether it is as of the position asked for; null with "
+    "--at, where it is not known whether anything was committed in between), tables (table, "
+    "destination, snapshot_id, query), missing (table, phase). Keys are never "
+    "removed.\n\n" + SETTINGS_EPILOG,
     examples=(
         "walflow as-of pipeline.yaml",
         "walflow as-of 0/16B3748 --table public.orders --name shop",
@@ -91,7 +89,7 @@ def as_of(
     settings = chosen.known_settings(source=False)
     check_is_lake(settings, "as-of")
     phases = _phases(settings)
-    # Before Spark is started, if the names can be told already.
+    # Before Spark is started, if the names are known already.
     wanted = _meant(only, phases) if phases else None
     found = _noted(settings, at, when, wanted)
     if found is None:
@@ -118,7 +116,7 @@ def _noted(
     when: datetime | None,
     wanted: Collection[TableName] | None,
 ) -> AsOf | None:
-    """What is noted on this machine; None if the destination must be asked."""
+    """The cut that is noted on this machine; None if the destination must be asked."""
     from walflow.destinations import place_of
     from walflow.destinations.lake.noted_cuts import noted_as_of
     from walflow.stores import state_file
@@ -143,8 +141,8 @@ def _lsn(text: str) -> Lsn:
         is_file = is_there(Path(text)) and Path(text).is_file()
         advice = f" A settings file is given with -f {shlex.quote(text)}." if is_file else ""
         raise click.UsageError(
-            f"{text!r} is not a log position: one looks like 16/B374D848, or "
-            f"is the number that a column _LSN has.{advice}"
+            f"{text!r} is not a log position: one looks like 16/B374D848, or is a number as in "
+            f"the column _LSN.{advice}"
         )
     return Lsn.parse(text)
 
@@ -156,12 +154,12 @@ def _time(text: str) -> datetime:
         raise click.UsageError(
             f"{text!r} is not a time: one looks like 2026-11-15T12:00:00Z."
         ) from None
-    # Without a zone it is the one of whoever asks.
+    # Without a zone, the time is local time.
     return moment.astimezone(UTC)
 
 
 def _phases(settings: Settings) -> Mapping[TableName, Phase]:
-    """Of all tables that the pipeline has; none if its store is not to be had here."""
+    """The phases of the pipeline's tables; none if its store cannot be opened here."""
     from walflow.cli.opening import opened_store_if_any
 
     with opened_store_if_any(settings) as store:
@@ -182,7 +180,7 @@ def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: b
     from walflow.destinations import open_destination
     from walflow.destinations.lake import LakeDestination
 
-    # Whose the tables are does not matter to who only reads.
+    # Reading does not depend on which pipeline owns the tables.
     opened = open_destination(settings, "", debug=debug, warm_up=False)
     try:
         destination = opened.destination
@@ -202,16 +200,16 @@ def _nothing(
 
     if oldest is None:
         return NoConsistentCut(
-            f"no picture of the tables of the pipeline {settings.name} is in {_uri(settings)}",
-            hint="Pictures are kept while `walflow run` follows tables that are Ready: let it run "
-            "for a moment. Say which pipeline is meant with --name and --to.",
+            f"there is no consistent cut of the pipeline {settings.name} in {_uri(settings)}",
+            hint="Cuts are recorded while `walflow run` follows tables that are Ready: let it run "
+            "for a moment. Name another pipeline with --name and --to.",
         )
     asked = when.isoformat() if at is None and when is not None else at
     return ConsistentCutGone(
-        f"there is no picture as old as {asked}: the oldest one is of {oldest.since}"
+        f"there is no consistent cut as old as {asked}: the oldest one is of {oldest.since}"
         f" ({_written(oldest)})",
-        hint=f"Ask for {oldest.since} or later. How long pictures are kept is said by "
-        "maintenance.keep_snapshots_seconds.",
+        hint=f"Ask for {oldest.since} or later. maintenance.keep_snapshots_seconds says how long "
+        "cuts are kept.",
     )
 
 
@@ -224,7 +222,7 @@ def _uri(settings: Settings) -> str:
 def _written(cut: KeptCut) -> str:
     if cut.commit_time is not None:
         return f"committed {_iso(cut.commit_time)}"
-    return f"kept {_iso(cut.recorded)}"
+    return f"recorded {_iso(cut.recorded)}"
 
 
 def _iso(moment: datetime) -> str:
@@ -250,9 +248,9 @@ def _shown(
     gone = [str(table.source) for table, query in wanted if query is None]
     if gone:
         raise ConsistentCutGone(
-            f"the snapshots of {', '.join(gone)} that belong to the picture of {cut.upto} are gone",
-            hint="Somebody else has expired them, or the table was dropped. Ask for a newer "
-            "picture, or leave the table out: --table NAME for each of the others.",
+            f"the snapshots of {', '.join(gone)} in the consistent cut of {cut.upto} are gone",
+            hint="Something else has expired them, or the table was dropped. Ask for a newer cut, "
+            "or leave the table out: --table NAME for each of the others.",
         )
     there = {table.source for table, _ in wanted}
     return {
@@ -281,16 +279,16 @@ def _shown(
 
 
 def _print(shown: Mapping[str, Any], asked: str | None) -> None:
-    """As SQL, so that all of it can be pasted."""
+    """As SQL, so that all lines can be pasted."""
     time = shown["commit_time"]
-    told = f"committed {time}" if time is not None else f"kept {shown['recorded_at']}"
+    told = f"committed {time}" if time is not None else f"recorded {shown['recorded_at']}"
     click.echo(f"-- All tables as of {shown['lsn']} (_LSN {shown['lsn_number']}, {told})")
     if shown["exact"] is None:
         click.echo(
-            f"-- The newest picture up to {asked}: what was committed between may be missing."
+            f"-- The newest cut up to {asked}: what was committed in between may be missing."
         )
     elif not shown["exact"]:
-        click.echo(f"-- There is no picture of {asked} itself: this is the newest one before it.")
+        click.echo(f"-- There is no cut at {asked} itself: this is the newest one before it.")
     for missing in shown["missing"]:
         click.echo(f"-- Not in it: {missing['table']} (now {missing['phase']})")
     for table in shown["tables"]:

@@ -21,12 +21,12 @@ __all__ = ["resync", "retry", "rollback"]
 _POLL_SECONDS = 0.2
 
 _EPILOG = (
-    "TABLE is schema.table, or just table for one in the schema public. Names with dots, spaces "
-    "or quotes in them are written as in SQL, in double quotes, which the shell must not eat: "
+    "TABLE is schema.table, or just table for one in the schema public. Write names with dots, "
+    "spaces or quotes as in SQL, in double quotes, and quote these for the shell: "
     '\'"My Schema"."a.b"\'.\n\n'
-    "A pipeline that runs, here or on another machine, is asked through its store, and does it "
-    "within seconds; one that does not run does it when it is started next.\n\n"
-    "Exit code 0 when it was done, or asked for; 75 if the pipeline has no such table; 77 if the "
+    "The request goes through the pipeline's store. A pipeline that runs, here or on another "
+    "machine, does it within seconds; one that does not run does it at its next start.\n\n"
+    "Exit code 0 if it was done or requested; 75 if the pipeline has no such table; 77 if the "
     "running pipeline refused."
 )
 
@@ -63,9 +63,9 @@ def _table_options(function: Any) -> Any:
 @_table_options
 @click.option("--all-errored", is_flag=True, help="All tables that are set aside.")
 def retry(tables: tuple[str, ...], all_errored: bool, **given: Any) -> int:
-    """Try tables that were set aside again, now.
+    """Try failed tables again now.
 
-    They go on from where they failed; what changed meanwhile is in the change log and follows.
+    They resume where they failed, and then apply what the change log has collected meanwhile.
     """
     if all_errored and tables:
         raise click.UsageError("Give tables or --all-errored, not both.")
@@ -75,10 +75,10 @@ def retry(tables: tuple[str, ...], all_errored: bool, **given: Any) -> int:
 @click.command(cls=HelpedCommand, epilog=_EPILOG, examples=("walflow rollback public.orders",))
 @_table_options
 def rollback(tables: tuple[str, ...], **given: Any) -> int:
-    """Put tables back to the phase before their present one.
+    """Set tables back to their previous phase.
 
-    They go on from there: for a table whose last step went wrong in a way that trying it again
-    does not mend. Where there is no earlier phase, the pipeline refuses.
+    They resume from there. Use it for a table whose last step fails each time it is tried. Where
+    there is no earlier phase, the pipeline refuses.
     """
     return _ask("rollback", tables, **given)
 
@@ -92,7 +92,7 @@ def rollback(tables: tuple[str, ...], **given: Any) -> int:
 def resync(tables: tuple[str, ...], **given: Any) -> int:
     """Copy tables again from the source, while the others go on.
 
-    Where the destination can swap tables, readers see the former one until the copy is complete.
+    Where the destination can swap tables, readers see the old rows until the copy is complete.
     """
     return _ask("resync", tables, **given)
 
@@ -135,7 +135,7 @@ def _ask(
 
 
 def _put(store: Store, action: Action, tables: Iterable[TableName]) -> list[Request]:
-    """Ask; what was asked for already and not answered yet is not asked for twice."""
+    """Store the requests. One that is stored already and not answered yet is not stored twice."""
     from walflow.stores.base import Request
 
     pending = {(request.table, request.action): request for request in store.open_requests()}
@@ -156,7 +156,7 @@ def _runs(store: Store) -> bool:
 
 
 def _answers(store: Store, asked: Sequence[Request], seconds: float) -> dict[str, Request]:
-    """By id, what is answered within so many seconds, while a process runs the pipeline."""
+    """Answers by request id, as far as they come in time, while a process runs the pipeline."""
     import time
 
     deadline = time.monotonic() + seconds
@@ -189,9 +189,9 @@ def _tell(
         answer = answered.get(request.id)
         if answer is None and running:
             late = f"; no answer within {waited:g} s, see `walflow status`" if waited else ""
-            click.echo(chosen.found_again(f"{what} asked for{late}"))
+            click.echo(chosen.found_again(f"{what} requested{late}"))
         elif answer is None:
-            click.echo(f"{what} asked for; no process runs the pipeline: done at its next start")
+            click.echo(f"{what} requested; the pipeline does not run: done at its next start")
         elif answer.refused:
             refused.append(answer)
         else:
@@ -199,6 +199,6 @@ def _tell(
     if refused:
         raise RequestRefused(
             "The pipeline refused. " + " ".join(str(one.outcome) for one in refused),
-            hint="See where the tables stand with `walflow status`.",
+            hint="`walflow status` shows the state of the tables.",
         )
     return 0

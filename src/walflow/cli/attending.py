@@ -1,4 +1,4 @@
-"""Work in a thread, while the main thread listens to signals and shows how it goes."""
+"""Work in a thread, while the main thread handles signals and shows progress."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Work(threading.Thread):
 
 
 class Signals:
-    """Counts SIGINT and SIGTERM instead of dying by them, for as long as the block runs."""
+    """Counts SIGINT and SIGTERM while the block runs, and does not end the process by them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.exit_code = 0
-        """What a shell expects of a process that the first of them ended."""
+        """The code that a shell expects if the first signal ended the process."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""``walflow check``: what a pipeline needs, tried out."""
+"""``walflow check``: tries out what a pipeline needs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _POLL_SECONDS = 0.1
 
 @click.command(
     cls=HelpedCommand,
-    epilog="Tried out are: connection, server settings, role, a temporary slot, how long slots are "
-    "kept, and clocks; publication, rights, replica identities, types and names of the tables; the "
-    "store; the change log's folder and its space; Java and jars; and the destination, with a "
-    "scratch table. All that is made for it is removed again, or rolled back: the publication of "
-    "--create-publication, too.\n\n"
-    "Exit code 0 if there is no error; else that of the first error, which is what `walflow run` "
-    "would end with; with --strict 83 if there are warnings only.\n\n"
-    "The object of --json: pipeline, ok, errors, warnings (how many), checks (area, check, "
-    "verdict (ok, warning, error, not tried), message, hint, code). Keys are only ever added.\n\n"
+    epilog="The command tries out the connection, server settings, role, a temporary slot, how "
+    "long slots are kept, and clocks; publication, rights, replica identities, types and names of "
+    "the tables; the store; the change log's folder and its space; Java and jars; and the "
+    "destination, with a scratch table. It removes or rolls back all that it created, including "
+    "the publication of --create-publication.\n\n"
+    "Exit code 0 if there is no error; else the code of the first error, with which `walflow run` "
+    "would end too; with --strict 83 if there are only warnings.\n\n"
+    "The object of --json: pipeline, ok, errors, warnings (how many), checks (area, check, verdict "
+    "(ok, warning, error, not tried), message, hint, code). Keys are never removed.\n\n"
     + SETTINGS_EPILOG,
     examples=(
         "walflow check --from postgresql://walflow@db/shop --to iceberg:///data/lake",
@@ -45,12 +45,12 @@ _POLL_SECONDS = 0.1
     "--no-spark",
     "quick",
     is_flag=True,
-    help="Do not start Spark (10 s), and so do not write to a lake.",
+    help="Do not start Spark (saves 10 s); so writing to a lake is not tried.",
 )
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
-@click.option("--verbose", "-v", is_flag=True, help="All tables and all columns with their types.")
+@click.option("--verbose", "-v", is_flag=True, help="Show all tables, and all columns with types.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-# For tests: nobody waits for a busy source for long, but a busy machine must not matter to them.
+# For tests, which must not depend on how busy the machine is.
 @click.option("--patience", type=click.FloatRange(min=0), default=10.0, hidden=True)
 @debug_option
 @click.pass_context
@@ -61,7 +61,7 @@ def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     from walflow.observe import logs
 
     settings = chosen.settings()
-    # What is of use of their words is in the findings.
+    # The findings already have what is useful of these messages.
     logs.configure(level="debug" if is_debug(context) else "critical")
     facts = Facts(
         settings, quick=given["quick"], debug=is_debug(context), patience=given["patience"]
@@ -75,13 +75,13 @@ def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
         with findings.shown():
             code = _attended(facts, findings)
     if code:
-        click.echo("Stopped. What was made for the checks is removed.", err=True)
+        click.echo("Stopped. All that the checks created is removed.", err=True)
     return code or findings.exit_code(strict=given["strict"])
 
 
 def _attended(facts: Facts, findings: Findings) -> int:
-    """Perform the checks in a thread; Ctrl-C and SIGTERM end them in order, a second one at once.
-    The exit code of a signal, or 0."""
+    """Perform the checks in a thread. The first Ctrl-C or SIGTERM ends them with cleaning up, a
+    second one at once. Gives the exit code of a signal, or 0."""
     import queue
 
     from walflow.checks.destination import STARTING
@@ -106,7 +106,7 @@ def _attended(facts: Facts, findings: Findings) -> int:
         while working.is_alive() or not found.empty():
             if signals.count:
                 if findings.doing == STARTING:
-                    # Nothing is made yet: what waits for it fails, and cleans up.
+                    # Nothing is created yet. The check that waits for Spark fails, and cleans up.
                     end_descendants()
                 findings.stop()
                 working.join(_POLL_SECONDS)
@@ -114,7 +114,7 @@ def _attended(facts: Facts, findings: Findings) -> int:
                 leave_at_once(signals.exit_code, folder)
             with suppress(queue.Empty):
                 taken = found.get(timeout=_POLL_SECONDS)
-                # A signal to all our processes ends Spark too, of which nobody wants to hear.
+                # A signal to all our processes ends Spark too; that error is of no interest.
                 if not signals.count:
                     findings.take(taken)
         if signals.count:

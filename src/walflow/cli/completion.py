@@ -1,4 +1,4 @@
-"""``walflow completion``: what lets a shell complete commands and options."""
+"""``walflow completion``: a script with which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACES = {
     "zsh": "echo 'eval \"$(walflow completion zsh)\"' >> ~/.zshrc",
     "fish": "walflow completion fish > ~/.config/fish/completions/walflow.fish",
 }
-"""How the script of a shell gets to where the shell finds it."""
+"""How to install the script for each shell."""
 
 
 def _own_shell() -> str | None:
@@ -28,9 +28,9 @@ def _own_shell() -> str | None:
 
 @click.command(
     cls=HelpedCommand,
-    epilog="Without an argument, for the shell that $SHELL names. A new shell has it. In bash, the "
-    "folder must be there (mkdir -p), and the package bash-completion; else put the line of zsh, "
-    "with bash in it, into ~/.bashrc.",
+    epilog="Without an argument, for the shell that $SHELL names. New shells use it. In bash, the "
+    "folder must exist (mkdir -p) and the package bash-completion must be installed; else put the "
+    "line for zsh, with bash in it, into ~/.bashrc.",
     examples=list(_PLACES.values()),
 )
 @click.argument("shell", required=False, type=click.Choice(list(_PLACES)))
@@ -42,10 +42,10 @@ def completion(context: click.Context, shell: str | None) -> None:
 
     shell = shell or _own_shell()
     if shell is None:
-        raise click.UsageError(f"Say for which shell: {', '.join(_PLACES)}.")
+        raise click.UsageError(f"Name the shell: {', '.join(_PLACES)}.")
     found = get_completion_class(shell)
     assert found is not None
     root = context.find_root()
     click.echo(found(root.command, {}, "walflow", "_WALFLOW_COMPLETE").source())
     if sys.stdout.isatty():
-        click.echo(f"# To keep it: {_PLACES[shell]}", err=True)
+        click.echo(f"# To install it: {_PLACES[shell]}", err=True)

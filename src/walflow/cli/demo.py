@@ -24,9 +24,9 @@ _POLL_SECONDS = 0.1
 
 @click.command(
     cls=HelpedCommand,
-    short_help="Follow a live shop into Iceberg tables, and compare both.",
-    epilog="Exit code 0 only if both sides are equal, 1 if not, 130 after Ctrl-C, which ends it "
-    "at any moment and leaves nothing behind.",
+    short_help="Replicate a live shop to Iceberg tables, and compare both.",
+    epilog="Exit code 0 only if both sides are equal, 1 if not. Ctrl-C ends it at any moment with "
+    "130, and leaves nothing behind.",
     examples=("walflow demo --seconds 10", "walflow demo --rate 2000 --folder ./lake"),
 )
 @click.option(
@@ -68,7 +68,7 @@ def demo(
     as_json: bool,
     damage: bool,
 ) -> int:
-    """Run a shop in an embedded Postgres, follow it into Iceberg tables, compare both."""
+    """Run a shop in an embedded Postgres, replicate it to Iceberg tables, compare both."""
     began = time.monotonic()
     from rich.console import Console
 
@@ -105,7 +105,7 @@ def demo(
                     watcher.look(run)
                     work.join(_POLL_SECONDS)
             if signals.count:
-                click.echo("Stopping; removing what the demo made …", err=True)
+                click.echo("Stopping; removing what the demo created …", err=True)
                 leave_at_once(signals.exit_code, *kept.made)
             work.result()
         kept.keep(run.lake)
@@ -165,7 +165,7 @@ def _print_comparison(console: Console, outcome: Outcome) -> None:
 
 
 def _differences(one: TableComparison) -> list[str]:
-    """The differing keys, first of each kind."""
+    """The first differing keys of each kind."""
     lines: list[str] = []
     for what, keys, count in (
         ("only in the source", one.missing, one.missing_count),

@@ -1,4 +1,4 @@
-"""``walflow drop``: the end of a pipeline, and of all that it made."""
+"""``walflow drop``: removes a pipeline and all that it created."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ __all__ = ["drop"]
 
 @click.command(
     cls=HelpedCommand,
-    epilog="Removed are: the replication slot; the publication, if walflow made it and no other "
-    "pipeline is known to read it; the destination's tables that are marked as this pipeline's, "
-    "also those of source tables that were renamed or left the publication, unless --keep-tables; "
-    "the change log; the pipeline's state in the store. The store itself stays where others may "
-    "use it: the file of an SQLite store that store.uri names, the schema of a Postgres store.\n\n"
-    "What neither FILE nor options say is known from the pipeline's last start, but for passwords: "
-    "PGPASSWORD or --from URI says the source's. For the tables of a lake Spark is started, unless "
-    "--keep-tables: it is asked for those, too, that the pipeline no longer follows.\n\n"
+    epilog="The command removes the replication slot; the publication, if walflow created it and "
+    "no other pipeline is known to read it; the destination's tables that are marked as this "
+    "pipeline's, including those of source tables that were renamed or left the publication, "
+    "unless --keep-tables is given; the change log; and the pipeline's state in the store. The "
+    "store itself stays where others may use it: the file of an SQLite store that store.uri names, "
+    "the schema of a Postgres store.\n\n"
+    "Settings that neither FILE nor options give are known from the pipeline's last start, except "
+    "passwords: give the source's by PGPASSWORD or --from URI. Spark is started for the tables of "
+    "a lake, unless --keep-tables is given: it also finds tables that the pipeline no longer "
+    "follows.\n\n"
     "Nothing is removed while a process runs the pipeline (exit code 72), or when the source does "
-    "not answer. What is gone already is passed over: a drop that was broken off can be repeated. "
+    "not answer. Things that are gone already are skipped, so an interrupted drop can be repeated. "
     "Exit code 1 if it was not confirmed.\n\n" + SETTINGS_EPILOG,
     examples=("walflow drop pipeline.yaml", "walflow drop pipeline.yaml --keep-tables --yes"),
 )
@@ -41,7 +43,7 @@ __all__ = ["drop"]
 @click.option(
     "--skip-source",
     is_flag=True,
-    help="Do not ask the source, which may be gone; prints the SQL to run if it comes back.",
+    help="Do not connect to the source, which may be gone; print the SQL to run if it comes back.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @debug_option
@@ -54,7 +56,7 @@ def drop(
     skip_source: bool,
     yes: bool,
 ) -> int:
-    """Remove a pipeline and all that it made."""
+    """Remove a pipeline and all that it created."""
     from walflow.cli.opening import opened_store_if_any
     from walflow.cli.processes import own_temporary_folder
     from walflow.observe import logs
@@ -69,7 +71,7 @@ def drop(
     settings = chosen.known_settings()
     if not keep_tables and may_drop_tables(settings):
         chosen.check_told(settings, otherwise=" Or leave the tables as they are: --keep-tables.")
-    # Before what is known of the pipeline is forgotten.
+    # Before the pipeline's notes are removed.
     by_hand = drop_sql(settings) if skip_source else ()
     with opened_store_if_any(settings) as store:
         with _hinted_at_passwords(chosen):
@@ -86,19 +88,19 @@ def drop(
             with own_temporary_folder():
                 drop_pipeline(settings, store, remains, debug=is_debug(context), tell=click.echo)
         else:
-            click.echo(f"There is nothing of the pipeline {settings.name} to remove.")
+            click.echo(f"The pipeline {settings.name} has nothing to remove.")
     remove_leftovers(settings)
     if by_hand:
-        click.echo("Left on the source; if it comes back, run there:")
+        click.echo("This is left on the source. If it comes back, run there:")
         for statement in by_hand:
             click.echo(f"  {statement}")
-        click.echo("(The publication only if no one else uses it.)")
+        click.echo("(Drop the publication only if nothing else uses it.)")
     return 0
 
 
 @contextmanager
 def _hinted_at_passwords(chosen: Chosen) -> Iterator[None]:
-    """The source's URI may be known from the last start, but not the password in it."""
+    """Add a hint about passwords: the source's URI may be noted, but never its password."""
     from walflow.errors import AuthenticationFailed
 
     try:
@@ -107,14 +109,14 @@ def _hinted_at_passwords(chosen: Chosen) -> Iterator[None]:
         known = chosen.known
         if known is not None and "source.uri" in known.left_out and not chosen.ends["source.uri"]:
             error.hint = (
-                "walflow keeps no passwords: name the pipeline's settings file, or say --from URI, "
+                "walflow stores no passwords: name the pipeline's settings file, give --from URI, "
                 f"or set PGPASSWORD. {error.hint}"
             )
         raise
 
 
 def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
-    yield f"Of the pipeline {settings.name} these will be removed:"
+    yield f"These things of the pipeline {settings.name} will be removed:"
     if remains.slot is not None:
         yield f"  the replication slot {remains.slot}"
     if remains.publication is not None:
@@ -129,7 +131,7 @@ def _listed(settings: Settings, remains: Remains) -> Iterator[str]:
     if remains.store:
         yield "  the pipeline's state in the store"
     if remains.tables and remains.source is None:
-        yield "These stay, because it cannot be told whether they are this pipeline's:"
+        yield "These stay, because it is not known whether they belong to this pipeline:"
         for table in remains.tables:
             yield f"  the destination's table {table.name}"
     if remains.stays or remains.shared:
@@ -148,6 +150,6 @@ def _confirmed(settings: Settings) -> bool:
         raise ConfigError(
             f"Removing the pipeline {settings.name} needs a confirmation, and there is no "
             "terminal to ask on. Nothing was removed.",
-            hint="Run it in a terminal, or say --yes.",
+            hint="Run it in a terminal, or give --yes.",
         )
     return click.confirm("Remove all this?")

@@ -1,4 +1,4 @@
-"""The exit codes, as ``walflow --help`` lists them: told by the errors themselves."""
+"""The exit codes that ``walflow --help`` lists, taken from the error classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHERS = {
 
 
 def exit_codes() -> str:
-    """One line for each kind of errors; of results, one for each."""
+    """One line for each kind of error, and one for each result."""
     lines = dict(_OTHERS)
     for kind, words in _KINDS.items():
         lines[_ranges(error.exit_code for error in _errors() if error.kind is kind)] = words

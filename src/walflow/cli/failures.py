@@ -12,18 +12,18 @@ from walflow.redaction import redacted
 __all__ = ["UNEXPECTED", "report"]
 
 UNEXPECTED = 99
-"""The exit code of what walflow did not foresee."""
+"""The exit code of an unexpected error."""
 
 
 def report(error: Exception, *, debug: bool) -> int:
-    """Tell the error on stderr, without secrets; gives the exit code.
+    """Print the error on stderr, without secrets; gives the exit code.
 
-    The stack comes only with ``debug``.
+    The stack trace is printed only with ``debug``.
     """
     if debug:
         click.echo(redacted(_stack(error)), err=True, nl=False)
     if isinstance(error, WalflowError):
-        # By the code it is found in docs/reference/errors.md.
+        # docs/reference/errors.md has a section for each code.
         click.echo(
             f"{click.style('Error:', fg='red', bold=True)} {redacted(error.sentence)}"
             f" {click.style(f'[{error.code}]', dim=True)}",
@@ -32,7 +32,7 @@ def report(error: Exception, *, debug: bool) -> int:
         if error.hint:
             click.echo(f"{click.style('What to do:', bold=True)} {redacted(error.hint)}", err=True)
         return error.exit_code
-    cause = " ".join(_words(error).split()) or "no further words"
+    cause = " ".join(_words(error).split()) or "no message"
     click.echo(
         f"{click.style('Unexpected error:', fg='red', bold=True)}"
         f" {type(error).__name__}: {redacted(cause)[:500]}",
@@ -44,7 +44,7 @@ def report(error: Exception, *, debug: bool) -> int:
 
 
 def _words(error: Exception) -> str:
-    """Of what Spark raises, and that is long, the cause."""
+    """The message; of Spark's long errors, only the cause."""
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return str(error)
     from walflow.spark.causes import cause_of
@@ -55,6 +55,6 @@ def _words(error: Exception) -> str:
 def _stack(error: Exception) -> str:
     told = traceback.TracebackException.from_exception(error)
     if isinstance(error, WalflowError):
-        # What to do is told below it.
+        # The hint is printed below.
         told.__notes__ = None
     return "".join(told.format())

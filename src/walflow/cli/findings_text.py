@@ -33,9 +33,9 @@ class Findings:
     def __init__(
         self, settings: Settings, found_again: Callable[[str], str], *, verbose: bool
     ) -> None:
-        """``found_again`` puts what finds the pipeline into commands."""
+        """``found_again`` adds the options that find the pipeline to commands."""
         self.doing = ""
-        """What takes long now."""
+        """The slow step that runs now."""
         self._settings = settings
         self._found_again = found_again
         self._verbose = verbose
@@ -47,7 +47,7 @@ class Findings:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Print what is taken inside, and the sum of it."""
+        """Print the findings that are taken inside, and a summary."""
         console = self._console = Console(highlight=False)
         source = redact(self._settings.source.uri.get_secret_value())
         way = f"{source} → {redacted(self._settings.destination.uri)}"
@@ -65,12 +65,12 @@ class Findings:
             console.print(Text(f"\n{self._sum()}", style="bold"), soft_wrap=True)
 
     def stop(self) -> None:
-        """The sum is of no interest. Repeats safely."""
+        """Print no summary. Repeats safely."""
         self._stopped = True
-        self._tell("removing what was made (Ctrl-C again stops at once)")
+        self._tell("removing what was created (Ctrl-C again stops at once)")
 
     def take(self, found: Finding | str) -> None:
-        """A finding, or what takes long now."""
+        """A finding, or the slow step that begins."""
         if isinstance(found, str):
             self._tell(found)
             return
@@ -89,7 +89,7 @@ class Findings:
             self._area = found.area
             console.print(Text(f"\n{found.area}", style="bold cyan"))
         word = (f"  {found.verdict:{_WIDTH}}  ", _STYLES[found.verdict])
-        # Long lines are the terminal's to wrap: what is to be pasted has no breaks of ours.
+        # The terminal wraps long lines: text to paste must not have line breaks of ours.
         message = self._words(found.message)
         console.print(Text.assemble(word, message), soft_wrap=True)
         if found.hint:

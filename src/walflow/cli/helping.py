@@ -17,14 +17,14 @@ _NAMES_OF_WHICH = frozenset(
 
 
 def setting(key: str, text: str, default: str = "") -> str:
-    """The help of an option that is a setting: what the environment calls it, and its default."""
+    """The help of an option that is a setting, with its environment variable and default."""
     facts = [f"default: {default}"] if default else []
     facts.append(f"env: WALFLOW_{key.replace('.', '__').upper()}")
     return f"{text}  [{'; '.join(facts)}]"
 
 
 class HelpedCommand(click.Command):
-    """A command with examples. Options that say which pipeline is meant stand together."""
+    """A command with examples. Options that choose the pipeline are listed together."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
@@ -88,7 +88,7 @@ def _write_list(
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Iterable[str]) -> None:
-    """As they are: a line that was broken could not be pasted."""
+    """Unwrapped: a wrapped line could not be pasted."""
     if lines := list(examples):
         with formatter.section("Examples"):
             for line in lines:

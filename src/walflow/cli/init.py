@@ -1,4 +1,4 @@
-"""``walflow init``: a settings file with comments, from a database as it is."""
+"""``walflow init``: writes a commented settings file for a live database."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SCHEMA = "walflow.schema.json"
 @click.command(
     cls=HelpedCommand,
     short_help="Write a settings file from a live database.",
-    epilog="The tables are those of the publication, or, if there is none yet, all of the database "
-    "that can be published as they are. Passwords are not written: the file names variables of the "
-    "environment instead, and the command says which. Nothing is changed in the database.\n\n"
-    "If a pipeline on this machine takes its rows from this database and brings them to this place "
-    "already, the file goes on with it: it has its name, and what it was told at its last start.",
+    epilog="The file lists the tables of the publication, or, if there is none yet, all tables of "
+    "the database that can be published as they are. Passwords are not written: the file names "
+    "environment variables instead, and the command says which. The database is not changed.\n\n"
+    "If a pipeline on this machine already replicates this database to this destination, the file "
+    "is for that pipeline: it has its name, and the settings of its last start.",
     examples=(
         "walflow init --from postgresql://walflow@db/shop --to iceberg:///data/lake",
         "walflow check pipeline.yaml",
@@ -72,7 +72,7 @@ _SCHEMA = "walflow.schema.json"
     envvar="WALFLOW_NAME",
     help="The pipeline's name.  [default: that of the pipeline that is there, or the database's]",
 )
-@click.option("--force", is_flag=True, help="Write FILE also if there is one.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @debug_option
 def init(
     file: Path,
@@ -83,9 +83,9 @@ def init(
     *,
     force: bool,
 ) -> None:
-    """Write a settings file for a database, with its tables and what is to be known of them.
+    """Write a settings file for a database, with notes about its tables.
 
-    FILE is pipeline.yaml unless it is named; - is the standard output.
+    FILE is pipeline.yaml by default; - is the standard output.
     """
     from walflow.cli.init_text import file_text
     from walflow.destinations.uris import check_uri
@@ -93,8 +93,8 @@ def init(
     printed = file == _STANDARD_OUTPUT
     if not printed and is_there(file) and not force:
         raise ConfigError(
-            f"There is a file {file} already.",
-            hint="Name another one, or write it anew with --force.",
+            f"The file {file} exists already.",
+            hint="Name another one, or overwrite it with --force.",
         )
     folder = Path.cwd() if printed else file.parent.resolve()
     settings = _settings(
@@ -124,7 +124,7 @@ def _settings(given: dict[str, str | None]) -> Settings:
 def _look(
     settings: Settings, name: str | None, *, schema: str | None
 ) -> tuple[Draft, tuple[str, ...]]:
-    """What is to be written, and the variables that it needs."""
+    """What to write, and the environment variables that it needs."""
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import written_destination, written_source
     from walflow.pipeline.state.pipeline_notes import settled
@@ -154,8 +154,8 @@ def _look(
         warnings += _not_told(known, told)
     elif known is not None:
         warnings.append(
-            f"The pipeline {known.name} writes to this place from this database already, and two "
-            f"cannot write the same tables. To go on with it, say --name {known.name}."
+            f"The pipeline {known.name} already replicates this database to this destination, and "
+            f"two pipelines cannot write the same tables. To use that one: --name {known.name}."
         )
     draft = Draft(
         name=named,
@@ -188,14 +188,13 @@ def _known(settings: Settings, system: str, name: str | None) -> KnownPipeline |
 
 def _going_on(known: KnownPipeline) -> str:
     return (
-        f"It goes on with the pipeline {known.name}, which is there already: its log and state are "
-        f"in {known.log}, its slot is {known.slot}. Under another name it would be another "
-        "pipeline."
+        f"The file is for the pipeline {known.name}, which exists already: its log and state are "
+        f"in {known.log}, its slot is {known.slot}. With another name it would be a new pipeline."
     )
 
 
 def _told(known: KnownPipeline) -> dict[str, Any]:
-    """What the pipeline was told, by names with dots, without its name and its ends."""
+    """The pipeline's settings by dotted name, without its name, source and destination."""
     from walflow.config.keys import section_at
     from walflow.pipeline.state.pipeline_notes import default_logs
 
@@ -218,7 +217,7 @@ def _told(known: KnownPipeline) -> dict[str, Any]:
 
 
 def _not_told(known: KnownPipeline, told: Mapping[str, Any]) -> list[str]:
-    """What else it was told, that the file does not have."""
+    """A warning about the pipeline's settings that the file does not have."""
     from walflow.cli.init_text import is_written
 
     ends = ("source.uri", "destination.uri")
@@ -227,7 +226,7 @@ def _not_told(known: KnownPipeline, told: Mapping[str, Any]) -> list[str]:
     if not missing:
         return []
     return [
-        f"The pipeline {known.name} was also told these settings, which are not in the file: "
+        f"The pipeline {known.name} also has these settings, which are not in the file: "
         f"{', '.join(missing)}."
     ]
 
@@ -238,7 +237,7 @@ def _name_like(database: str) -> str:
 
 
 def _warnings(server: Server, tables: list[SurveyedTable], publication: str | None) -> list[str]:
-    """What stands in the way of a pipeline, or changes what it does."""
+    """What prevents a pipeline, or changes what it does."""
     from walflow.source.catalog.preflight import check_server
     from walflow.source.catalog.publication import identity_sql
     from walflow.source.catalog.rights import select_refusal
@@ -265,7 +264,7 @@ def _warnings(server: Server, tables: list[SurveyedTable], publication: str | No
     reserved = [f"{table.name} ({', '.join(table.reserved)})" for table in tables if table.reserved]
     if reserved:
         found.append(
-            "These tables have columns with names that walflow needs for itself: "
+            "These tables have columns with names that walflow reserves: "
             f"{', '.join(reserved)}. Rename the columns, or leave them out with a column list."
         )
     return found
@@ -280,23 +279,23 @@ def _write(file: Path, text: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"The settings file {file} cannot be written: {error.strerror}.",
-            hint="Name a file in a folder that is there, and that you may write to.",
+            hint="Name a file in a folder that exists and is writable.",
         ) from None
 
 
 def _tell(draft: Draft, variables: tuple[str, ...], file: Path) -> None:
-    """On stderr, where it does not mix with a file that is printed."""
+    """On stderr, so that it does not mix with a printed file."""
     count = "1 table" if len(draft.tables) == 1 else f"{len(draft.tables)} tables"
     printed = file == _STANDARD_OUTPUT
     if draft.going_on:
         click.echo(draft.going_on, err=True)
     named = Path("pipeline.yaml") if printed else file
-    done = f"Looked at {count}" if printed else f"Wrote {file}: {count}"
+    done = f"Found {count}" if printed else f"Wrote {file}: {count}"
     click.echo(f"{done} of {draft.seen}.", err=True)
     for warning in draft.warnings:
         click.echo(f"{click.style('Warning:', fg='yellow', bold=True)} {warning}", err=True)
     if variables:
-        click.echo("Secrets are not in it. Before you use it, set:", err=True)
+        click.echo("The file has no secrets. Before you use it, set:", err=True)
         for variable in variables:
             click.echo(f"  export {variable}=…", err=True)
     click.echo("Next:", err=True)

@@ -1,4 +1,4 @@
-"""The tables in the settings file that ``walflow init`` writes: each with what is known of it."""
+"""The tables in the settings file that ``walflow init`` writes, each with notes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def is_sound(table: SurveyedTable) -> bool:
 
 
 def table_lines(tables: Sequence[SurveyedTable], at: str, *, followed: bool) -> Iterator[str]:
-    """The list of them, behind # unless ``followed``; and those that cannot be as they are."""
+    """The list of tables, commented out unless ``followed``. Tables that cannot be followed as
+    they are, are always commented out."""
     if followed and not all(map(is_sound, tables)):
-        yield f"{at}# Those with a # in front cannot be followed as they are."
+        yield f"{at}# Tables behind a # cannot be followed as they are."
     yield f"{at}{'' if followed else '#'}include:"
     for table in tables:
         for note in _notes(table):
@@ -60,10 +61,10 @@ def _notes(table: SurveyedTable) -> Iterator[str]:
         )
         yield f"  {_one_line(identity_sql(table.without_identity))}"
     if table.unreadable:
-        yield f"{_shown(table)} cannot be read by this role, or not all of it: see the top."
+        yield f"This role cannot read all of {_shown(table)}: see the top of this file."
     if table.reserved:
         names = _one_line(", ".join(table.reserved))
-        yield f"{_shown(table)} has columns with names of walflow's own: {names}."
+        yield f"{_shown(table)} has columns with names that walflow reserves: {names}."
     if table.strings:
         columns = ", ".join(f"{name} ({kind})" for name, kind in table.strings)
         yield f"{_shown(table)}: these become strings: {_one_line(columns)}"

@@ -1,4 +1,4 @@
-"""The commented settings file that ``walflow init`` writes, made of the model's own words."""
+"""The commented settings file that ``walflow init`` writes, with the model's descriptions."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ _EXAMPLES: dict[str, Any] = {
     "spark.remote": "sc://host:15002",
     "metrics_address": "127.0.0.1:9000",
 }
-"""Of settings that are not set unless somebody sets them."""
+"""Examples for settings that have no default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is known of the pipeline to be written."""
+    """What is known about the pipeline to be written."""
 
     name: str
     source: str
     """Its URI without the password."""
     destination: str
-    """Empty: it cannot be written, and must be said elsewhere."""
+    """Empty: it has secrets, and must be given elsewhere."""
     publication: str
     published: bool
-    """Whether there is such a publication."""
+    """Whether the publication exists."""
     tables: tuple[SurveyedTable, ...]
     warnings: tuple[str, ...]
     seen: str
-    """What was looked at, in words."""
+    """The database that was read, in words."""
     schema: str | None
     """The file with the schema for editors."""
     going_on: str = ""
-    """That the file is for a pipeline that is there already, in words."""
+    """That the file is for an existing pipeline, in words; empty if it is not."""
     known: Mapping[str, Any] = field(default_factory=dict)
-    """What that pipeline was told, by the settings' names with dots."""
+    """The settings of that pipeline, by dotted name."""
 
 
 def file_text(draft: Draft) -> str:
-    """The file. Without the # in front of settings and sections, it is one still."""
+    """The file. It stays valid if the # in front of settings and sections are removed."""
     said = _said(draft)
     examples = _EXAMPLES | _examples(draft)
     lines = _head(draft)
@@ -103,9 +103,9 @@ def is_written(dotted: str) -> bool:
 def _head(draft: Draft) -> list[str]:
     lines = [] if draft.schema is None else [f"# yaml-language-server: $schema={draft.schema}"]
     lines += _comment(
-        f"A pipeline of walflow, made by `walflow init` from {draft.seen}. Settings with a # in "
-        "front have their defaults, or are examples. To change one, remove the #, in front of its "
-        "section too. `walflow run --help` and the docs name the places where else they can be set."
+        f"A pipeline of walflow, written by `walflow init` from {draft.seen}. Settings behind a # "
+        "show their defaults, or are examples. To change one, remove the #, in front of its "
+        "section too. `walflow run --help` and the docs say where else settings can be given."
     )
     if draft.going_on:
         lines += ["#", *_comment(draft.going_on)]
@@ -117,7 +117,7 @@ def _head(draft: Draft) -> list[str]:
 def _headings(
     section: tuple[str, ...], opened: tuple[str, ...], said: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The sections that begin here, each with what it is about."""
+    """The sections that begin here, each with its description."""
     for depth in range(1, len(section) + 1):
         path = section[:depth]
         if path == opened[:depth]:
@@ -133,7 +133,7 @@ def _headings(
 
 
 def _said(draft: Draft) -> dict[str, Any]:
-    """What is not left to the defaults."""
+    """The settings that are not left to their defaults."""
     said: dict[str, Any] = {
         "name": draft.name,
         "source.uri": draft.source,

@@ -1,4 +1,4 @@
-"""URIs as they can be written into a file: without their passwords."""
+"""URIs without their passwords, as they can be written into a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PASSWORD = re.compile(r"([a-z][a-z0-9+.\-]*://[^:/?#@]*:)(.+)(@[^@]*)", re.IGNO
 @dataclass(frozen=True, slots=True)
 class WrittenUri:
     text: str
-    """With ``${NAME}`` in the place of secrets; empty if it cannot be written without them."""
+    """With ``${NAME}`` in place of secrets; empty if the secrets cannot be replaced."""
     variables: tuple[str, ...] = ()
-    """The names of the variables that must be set."""
+    """The environment variables that must be set."""
 
 
 def written_source(uri: str) -> WrittenUri:
@@ -59,7 +59,7 @@ def _host(host: str, port: str) -> str:
 
 
 def written_destination(uri: str) -> WrittenUri:
-    """A destination's URI; what has secrets at other places than the password's is left out."""
+    """A destination's URI; empty if it has secrets elsewhere than in the password."""
     found = _PASSWORD.fullmatch(uri)
     if found is None:
         return _whole(uri.replace("${", "$${"), ())

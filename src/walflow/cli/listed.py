@@ -1,4 +1,4 @@
-"""The pipelines on this machine, and how they are: what ``walflow list`` shows."""
+"""The pipelines on this machine and their states: what ``walflow list`` shows."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Listed:
     folder: Path
     known: KnownPipeline
     pid: int | None = None
-    """Of the process that runs it; None: none does, as far as can be told from here."""
+    """The process that runs it; None: none does, as far as this machine knows."""
     host: str | None = None
     tables: int | None = None
     """None: not known."""
     set_aside: int | None = None
     failing: int | None = None
-    """Those that are set aside, and those that are tried again and have not succeeded yet."""
+    """Tables that are set aside, or are tried again and have not succeeded yet."""
 
     @property
     def running(self) -> bool:
         return self.pid is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``walflow list --json`` prints: keys are only ever added."""
+        """The object that ``walflow list --json`` prints: keys are never removed."""
         known = self.known
         ended = None if self.running else known.stopped
         return {
@@ -63,14 +63,14 @@ class Listed:
 
 
 def listed(folders: Iterable[Path]) -> Iterator[Listed]:
-    """The pipelines whose logs are these folders, or lie in them, by name."""
+    """The pipelines whose logs are these folders, or are in them, ordered by name."""
     found = known_pipelines(folder.expanduser() for folder in folders)
     for folder, known in sorted(found, key=lambda one: (one[1].name, one[0])):
         yield _with_state(folder, known) or _by_lock(folder, known)
 
 
 def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
-    """None if the state is not in a file that is there."""
+    """None if the state is not in an existing file."""
     if "store.uri" in known.left_out:
         return None
     try:
@@ -81,8 +81,8 @@ def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
             states = store.get_table_replication_states().values()
             lease = store.get_lease()
     except WalflowError:
-        # Such as a file of a newer version, or in a folder that is closed to this user: the others
-        # are to be listed all the same.
+        # Such as a file of a newer version, or in a folder that this user may not read. The other
+        # pipelines are listed all the same.
         return None
     held = lease if is_held(lease) else None
     return Listed(
@@ -97,14 +97,14 @@ def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
 
 
 def _settings(folder: Path, known: KnownPipeline) -> Settings:
-    """By which the store is found."""
+    """The settings that find the store."""
     store = known.settings.get("store", {})
     said = {"name": known.name, "log.folder": str(folder.absolute()), "store": store}
     return load_settings(None, {**said, "source.uri": "", "destination.uri": ""}, {})
 
 
 def _by_lock(folder: Path, known: KnownPipeline) -> Listed:
-    """Who holds the log has written its number into the lock."""
+    """The process that holds the log has written its number into the lock file."""
     try:
         text = (folder / LOCK).read_text(errors="replace")
     except OSError:

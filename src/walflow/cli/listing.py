@@ -1,4 +1,4 @@
-"""``walflow list``: the pipelines on this machine, from what they have noted beside their logs."""
+"""``walflow list``: the pipelines on this machine, from the notes beside their logs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ __all__ = ["list_pipelines"]
 @click.command(
     "list",
     cls=HelpedCommand,
-    epilog="Listed are the pipelines whose logs lie in ~/.walflow, or in the folders of --log. "
-    "A pipeline shows once it was started by this version of walflow or a newer one. "
-    "Neither source nor destination nor Spark is asked. How many tables there are, and how many "
-    "fail, is known of pipelines whose state is in an SQLite file; of others, it is told by the "
-    "log's lock whether a process on this machine runs them.\n\n"
+    epilog="The command lists the pipelines whose logs are in ~/.walflow, or in the folders of "
+    "--log. It asks neither source nor destination nor Spark. The numbers of tables and of failing "
+    "tables are known for pipelines whose state is in an SQLite file. For others the log's lock "
+    "file says whether a process on this machine runs them.\n\n"
     "The object of --json: pipelines (pipeline, running, pid, host (of the process that runs it, "
-    "or null), begun, started, stopped (null while it runs, or if it did not end in order), "
-    "source, destination, publication, slot, log, tables, set_aside, failing (those that are set "
-    "aside or tried again; all three null if not known)). Keys are only ever added.",
+    "or null), begun, started, stopped (null while it runs, or if it did not stop in order), "
+    "source, destination, publication, slot, log, tables, set_aside, failing (tables that are set "
+    "aside or tried again; all three null if not known)). Keys are never removed.",
     examples=(
         "walflow list",
         "walflow list --log /srv/logs --json | jq '.pipelines[] | select(.running | not)'",
@@ -78,12 +77,12 @@ def _print(found: list[Listed]) -> None:
             where = f"process {one.pid} on {one.host}"
             state = f"has been running for {human_seconds(now - known.started)} ({where})"
         else:
-            # Without its state, nobody here knows whether another machine runs it.
+            # Without its state, it is not known whether another machine runs it.
             here = " on this machine" if one.tables is None else ""
             if known.stopped is not None:
                 state = f"stopped {human_seconds(now - known.stopped)} ago{here}"
             else:
-                state = f"does not run{here}; it was not ended in order"
+                state = f"does not run{here}; it did not stop in order"
         click.echo(f"{click.style(known.name, bold=True)}  {state}")
         if one.tables is not None:
             aside = f", {one.set_aside} set aside" if one.set_aside else ""

@@ -1,4 +1,4 @@
-"""Tables as they are written on a command line."""
+"""Names of tables on the command line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
 _NAME = re.compile(rf"(?:(?P<schema>{_PART})\.)?(?P<name>{_PART})")
 
 _ALIKE = 0.75
-"""Names of one schema begin alike, which says nothing."""
+"""High, because the names of one schema all begin alike."""
 
 
 def find_table(text: str, known: Collection[TableName]) -> TableName:
-    """The one of the known tables that the text means: ``schema.table``, or ``table`` for one in
-    public, each part in double quotes or not. Raises UnknownTable, which names the closest.
+    """The known table that the text names: ``schema.table``, or ``table`` for one in public, each
+    part in double quotes or not. Raises UnknownTable, which names the closest.
 
-    Letter by letter first, then as SQL reads it, where only quoted names keep their capitals.
+    An exact match comes first, then the name as SQL reads it: lower case unless quoted.
     """
     for meant in _readings(text):
         if meant in known:
@@ -33,19 +33,19 @@ def find_table(text: str, known: Collection[TableName]) -> TableName:
         return literal[0]
     if literal:
         raise UnknownTable(
-            f"{text!r} means several tables.",
-            hint="Say which: " + " or ".join(shlex.quote(name.quoted) for name in literal),
+            f"{text!r} names several tables.",
+            hint="Name one: " + " or ".join(shlex.quote(name.quoted) for name in literal),
         )
     raise UnknownTable(f"The pipeline has no table {text}.", hint=_closest(text, known))
 
 
 def read_name(text: str) -> TableName:
-    """The table that the text means if none are known to choose from. Raises UnknownTable."""
+    """The table that the text names, if no tables are known. Raises UnknownTable."""
     for meant in _readings(text):
         return meant
     raise UnknownTable(
         f"{text!r} is not the name of a table.",
-        hint="Say schema.table; names with dots or quotes in them as in SQL, in double quotes.",
+        hint="Write schema.table; names with dots or quotes as in SQL, in double quotes.",
     )
 
 
@@ -67,10 +67,10 @@ def _unquoted(part: str, *, fold: bool = False) -> str:
 def _closest(text: str, known: Collection[TableName]) -> str:
     names = {str(name): name for name in known}
     plain = text.replace('"', "")
-    # By the whole name, or by the table's alone where only the schema is another.
+    # By the whole name, or by the table's name alone where the schema differs.
     last = plain.rpartition(".")[2]
     close = dict.fromkeys(get_close_matches(plain, names, n=3, cutoff=_ALIKE))
     close |= dict.fromkeys(str(name) for name in sorted(known) if name.name == last)
     if close:
         return f"Did you mean {' or '.join([*close][:3])}?"
-    return "Its tables are listed by `walflow status`."
+    return "`walflow status` lists its tables."

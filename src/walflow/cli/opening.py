@@ -1,4 +1,4 @@
-"""The store of a pipeline, as other commands find it: they make none where there is none."""
+"""Opening the store of an existing pipeline. No store is created."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ from walflow.stores.base import Store
 
 __all__ = ["opened_store", "opened_store_if_any", "told_of_spark"]
 
-_HINT = (
-    "Say which pipeline is meant, as `walflow run` was told it: with FILE, --name, --log, "
-    "or --set store.uri=…"
-)
+_HINT = "Name the pipeline as for `walflow run`: with FILE, --name, --log, or --set store.uri=…"
 
 
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[Store]:
-    """The store, closed after the block; raises ConfigError if it knows no such pipeline."""
+    """The store, closed after the block; raises ConfigError if it does not have the pipeline."""
     with opened_store_if_any(settings) as store:
         if store is None:
             raise ConfigError(
-                f"There is no state of a pipeline {settings.name!r}: {_missing(settings)}.",
+                f"The pipeline {settings.name!r} has no state: {_missing(settings)}.",
                 hint=_HINT,
             )
         if not store.get_table_replication_states() and store.get_lease() is None:
             raise ConfigError(
-                f"The store has nothing of a pipeline {settings.name!r}: it never ran, or it was "
+                f"The store does not have the pipeline {settings.name!r}: it never ran, or it was "
                 "dropped.",
                 hint=_HINT,
             )
@@ -40,7 +37,7 @@ def opened_store(settings: Settings) -> Iterator[Store]:
 
 @contextmanager
 def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
-    """The store, closed after the block; None where opening it would only make it."""
+    """The store, closed after the block; None if it does not exist yet."""
     file = state_file(settings)
     if _in_memory(settings) or (file is not None and not state_file_is_there(settings)):
         yield None
@@ -52,8 +49,8 @@ def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
 
 @contextmanager
 def told_of_spark(why: str) -> Iterator[None]:
-    """Spark is started in the block: say that nothing will be heard for a while, and what is
-    fetched meanwhile. Not on stdout, where the answer goes."""
+    """Say that Spark is started in the block, which takes a while, and which jars are fetched. On
+    stderr, because the answer goes to stdout."""
     from walflow.spark.jars import telling_of_jars
 
     click.echo(f"Starting Spark {why} (10 s to a minute) …", err=True)

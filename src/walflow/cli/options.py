@@ -1,4 +1,4 @@
-"""Which pipeline a command is for: the options that say so, and the settings that they make."""
+"""The options that choose a pipeline, and the settings that result from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["SETTINGS_EPILOG", "Chosen", "key_and_value", "pipeline_options"]
 
 SETTINGS_EPILOG = (
-    "Every setting can be said on the command line (--set batch.max_fill_ms=100), in the "
-    "environment (WALFLOW_BATCH__MAX_FILL_MS=100) or in FILE (batch: {max_fill_ms: 100}); the "
-    "first of these wins."
+    "Every setting can be given on the command line (--set batch.max_fill_ms=100), in the "
+    "environment (WALFLOW_BATCH__MAX_FILL_MS=100) or in FILE (batch: {max_fill_ms: 100}). The "
+    "command line wins over the environment, and that over the file."
 )
 
 _PATH = click.Path(path_type=Path)
@@ -34,7 +34,7 @@ _FILE_OPTION = click.option(
     "named_file",
     type=_PATH,
     metavar="FILE",
-    help="Settings, as YAML. Without --file, the argument that ends in .yaml or .yml is it.",
+    help="Settings, as YAML. Without --file, the argument that ends in .yaml or .yml.",
 )
 _ENDS = (
     click.option(
@@ -58,7 +58,7 @@ _ENDS = (
         metavar="NAME",
         help=setting(
             "source.publication",
-            "Whose tables are followed.",
+            "The publication whose tables are followed.",
             "the one that the pipeline began with, walflow_<name> for a new one",
         ),
     ),
@@ -81,14 +81,14 @@ _EVERYWHERE = (
         "others",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Any other setting, such as batch.max_fill_ms=100. May be repeated.",
+        help="Any other setting, such as batch.max_fill_ms=100. Can be repeated.",
     ),
 )
 _PUBLISHING = (
     click.option(
         "--create-publication",
         is_flag=True,
-        help=setting("source.create_publication", "Make the publication if there is none."),
+        help=setting("source.create_publication", "Create the publication if it does not exist."),
     ),
     click.option(
         "--table",
@@ -97,7 +97,7 @@ _PUBLISHING = (
         metavar="PATTERN",
         help=setting(
             "tables.include",
-            "Only tables like this, such as public.orders or 'public.*'. May be repeated.",
+            "Only tables like this, such as public.orders or 'public.*'. Can be repeated.",
         ),
     ),
     click.option(
@@ -106,38 +106,38 @@ _PUBLISHING = (
         multiple=True,
         metavar="PATTERN",
         help=setting(
-            "tables.exclude", "No tables like this, such as '*.audit_*'. May be repeated."
+            "tables.exclude", "No tables like this, such as '*.audit_*'. Can be repeated."
         ),
     ),
 )
-# Commands that only read and write the store open neither end. Empty, these cannot be opened by
-# mistake, and stand in front of whatever the file or the environment say.
+# Commands that only use the store open neither source nor destination. Empty URIs cannot be opened
+# by mistake, and override those of the file and the environment.
 _NO_ENDS = {"source.uri": "", "destination.uri": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What the command line says of the pipeline."""
+    """What the command line says about the pipeline."""
 
     file: Path | None = None
     name: str | None = None
     log: Path | None = None
     others: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, Any] = field(default_factory=dict)
-    """source.uri and the like, of commands that need them; None: nothing was said."""
+    """source.uri and the like, for commands that need them; None: not given."""
 
     def settings(self, more: Mapping[str, Any] | None = None) -> Settings:
-        """All settings; both ends must be named."""
+        """All settings; source and destination must be given."""
         return self._load({**self.ends, **(more or {})})
 
     def store_settings(self) -> Settings:
-        """Those by which the store is found. The ends' URIs are empty, named or not."""
+        """The settings that find the store. The URIs of source and destination are empty."""
         return self._known_settings(_NO_ENDS)
 
     def known_settings(self, *, source: bool = True) -> Settings:
-        """All settings, of a pipeline that has run: what neither a file nor anything else says is
-        known from its last start. Without ``source``, that URI is empty unless --from says it: not
-        even what the file has of it counts, which may name variables that nobody has set."""
+        """All settings of a pipeline that has run. Settings that are not given are known from its
+        last start. Without ``source``, the source's URI is empty unless --from gives it; the
+        file's is not used, because it may name variables that are not set."""
         ends = dict(self.ends)
         if not source and ends["source.uri"] is None:
             ends["source.uri"] = ""
@@ -149,7 +149,7 @@ class Chosen:
         known = self.known
         noted = {} if known is None else dict(known.settings)
         if known is not None and "destination.uri" in known.left_out:
-            # So that it is told by `check_told`, and not as one that was never said.
+            # So that `check_told` reports it, rather than as a setting that was never given.
             noted["destination"] = {"uri": "", **noted.get("destination", {})}
         try:
             settings = self._load(more, noted)
@@ -159,16 +159,16 @@ class Chosen:
             raise
         if known is not None and "store.uri" in known.left_out and settings.store.uri is None:
             raise ConfigError(
-                f"The state of the pipeline {known.name} is in a store whose URI has a secret in "
-                "it, and walflow keeps no secrets.",
-                hint="Name the pipeline's settings file, or say --set store.uri=… or "
+                f"The state of the pipeline {known.name} is in a store whose URI has a secret, and "
+                "walflow stores no secrets.",
+                hint="Name the pipeline's settings file, or give --set store.uri=… or "
                 "WALFLOW_STORE__URI.",
             )
         return settings
 
     def check_told(self, settings: Settings, *, otherwise: str = "") -> None:
-        """ConfigError if what destination and Spark are told has secrets that were not noted, and
-        nobody says them now. ``otherwise``: what else one can do."""
+        """ConfigError if settings of the destination or Spark have secrets, which were not noted,
+        and are not given now. ``otherwise``: what else the user can do."""
         from walflow.errors import ConfigError
 
         known = self.known
@@ -178,9 +178,9 @@ class Chosen:
         needed = [one for one in known.left_out if one.startswith(("destination.", "spark."))]
         if missing := [one for one in needed if one not in said]:
             raise ConfigError(
-                f"The pipeline {known.name} was told {', '.join(missing)} with a secret in it, and "
-                "walflow keeps no secrets.",
-                hint=f"Name the pipeline's settings file, which says it.{otherwise}",
+                f"The pipeline {known.name} was given {', '.join(missing)} with a secret, and "
+                "walflow stores no secrets.",
+                hint=f"Name the pipeline's settings file, which has it.{otherwise}",
             )
 
     def _load(self, more: Mapping[str, Any], noted: Mapping[str, Any] | None = None) -> Settings:
@@ -191,13 +191,12 @@ class Chosen:
 
     @property
     def known(self) -> KnownPipeline | None:
-        """What was noted at the last start of the pipeline that is meant. Not with a file: that
-        says all."""
+        """What was noted at the pipeline's last start. None with a file, which has all settings."""
         from walflow.pipeline.state.pipeline_notes import read_known
 
         if self.file is not None:
             return None
-        # Names and folders are what is asked for; where the ends are is not known yet.
+        # Only the name and the folder are needed; source and destination are not known yet.
         asked = self._load(_NO_ENDS)
         found = read_known(asked.log_folder)
         is_named = "name" in asked.model_fields_set
@@ -207,7 +206,7 @@ class Chosen:
         return replace(found, settings=settings)
 
     def _unknown(self, error: WalflowError) -> WalflowError:
-        """That nothing says what the pipeline is, rather than which settings of it are missing."""
+        """An error that says that the pipeline is unknown, not which settings are missing."""
         from walflow.errors import ConfigError
         from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 
@@ -216,12 +215,12 @@ class Chosen:
         there = f"Known here are {', '.join(names)} (`walflow list`). " if names else ""
         return ConfigError(
             f"No pipeline {asked.name} is known here: {asked.log_folder} has none. {error.message}",
-            hint=f"{there}Say which pipeline is meant: with FILE, --name or --log.",
+            hint=f"{there}Name the pipeline: with FILE, --name or --log.",
         )
 
     @property
     def again(self) -> str:
-        """What finds the same pipeline's store when it is put behind another command."""
+        """The options with which another command finds the same pipeline's store."""
         from walflow.redaction import redacted
 
         words: list[str] = []
@@ -233,7 +232,7 @@ class Chosen:
         return shlex.join(words)
 
     def found_again(self, text: str) -> str:
-        """The text, in which the commands find the same pipeline."""
+        """The text, with these options added to its commands."""
         from walflow.pasting import with_options
 
         return with_options(text, self.again)
@@ -242,12 +241,12 @@ class Chosen:
 def pipeline_options(
     *, ends: bool, words: str = "", publishing: bool = False
 ) -> Callable[[Any], Any]:
-    """Add the options, and hand what they say to the function as ``chosen``. Commands in the
-    errors that the function raises get what finds the pipeline.
+    """Add the options, and pass them to the function as ``chosen``. Commands in the errors that
+    the function raises get the options that find the pipeline.
 
-    ``ends``: with those for source and destination. ``words``: the command's own arguments, all
-    of them in a tuple of this name; the settings file may be among them, and is taken out.
-    ``publishing``: with those for a publication that may have to be made.
+    ``ends``: with options for source and destination. ``words``: the name of the tuple of the
+    command's own arguments; a settings file among them is taken out. ``publishing``: with options
+    for a publication that may have to be created.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,7 +300,7 @@ def pipeline_options(
 
 
 def _dotted(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """The names, with dots, of all that is said and not empty."""
+    """The dotted names of all settings that are given and not empty."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{at}{key}.")
@@ -310,8 +309,8 @@ def _dotted(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
 
 
 def _is_file(word: str) -> bool:
-    """Whether the argument is the settings file, and not a table or a position. (A table of such a
-    name is written with quotes: '"public"."yaml"'.)"""
+    """Whether the argument is the settings file, and not a table or a position. (Quote the name of
+    a table that looks like a file: '"public"."yaml"'.)"""
     return word.lower().endswith((".yaml", ".yml"))
 
 

@@ -1,4 +1,4 @@
-"""What a store knows of its pipeline, at one glance: what ``walflow status`` shows."""
+"""The state of a pipeline from its store: what ``walflow status`` shows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TableOverview:
     state: TableReplicationState
     destination: TableName
     lag_bytes: int | None
-    """None before the table is followed, and where nobody has said how far the source is."""
+    """None before the table is followed, and if the source's position is not known."""
     wanted: WantedOfTable | None
-    """None: it is not known."""
+    """None: not known."""
 
     @property
     def name(self) -> TableName:
@@ -41,7 +41,7 @@ class TableOverview:
 
     @property
     def failing(self) -> bool:
-        """Whether it was set aside, or is being tried again and has not succeeded yet."""
+        """Whether it is set aside, or is tried again and has not succeeded yet."""
         return self.state.error is not None
 
 
@@ -51,9 +51,9 @@ class Overview:
     at: float
     lease: Lease | None
     tables: tuple[TableOverview, ...]
-    """Those that fail, then being copied, then the others; each by name."""
+    """Failing tables, then tables being copied, then the others; each group by name."""
     requests: tuple[Request, ...]
-    """What was asked for and not answered yet."""
+    """Requests without an answer yet."""
 
     @property
     def running(self) -> bool:
@@ -75,7 +75,7 @@ class Overview:
         return replace(self, tables=self.failing)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``walflow status --json`` prints: keys are only ever added."""
+        """The object that ``walflow status --json`` prints: keys are never removed."""
         return {
             "pipeline": self.pipeline,
             "at": iso_time(self.at),
@@ -100,8 +100,8 @@ class Overview:
 def read_overview(
     store: Store, pipeline: str, now: float, apply: ApplySettings | None = None
 ) -> Overview:
-    """From the persistent side, whether or not a process runs the pipeline; with what the
-    settings want of tables, which the store does not know."""
+    """Read the persistent state, whether or not a process runs the pipeline. ``apply`` has the
+    tables' modes, which the store does not know."""
     store.load_table_replication_states()
     store.load_table_mappings()
     lease = store.get_lease()
@@ -132,7 +132,7 @@ def _lag_bytes(oid: int, state: TableReplicationState, report: Report | None) ->
     if state.phase is Phase.ERRORED:
         followed, position = stands_at(state) in FOLLOWED, state.position
     else:
-        # Nothing is noted of a table that nothing happens to: it is as far as all of the log is.
+        # An idle table's position is not stored: it is as far as the whole log.
         followed = state.phase in FOLLOWED
         position = max(state.position, report.behind.get(oid, report.routed))
     return max(0, report.wal_end - position) if followed else None

@@ -1,4 +1,4 @@
-"""An overview as text: a table, and below it in full what is wrong."""
+"""An overview as text: a table, and below it the errors in full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["print_overview"]
 
 _MODE_WIDTH = len("soft_delete,")
 _ROOMY = 100
-"""From so many columns on, there are two spaces between what a table shows."""
+"""From this width on, columns are separated by two spaces."""
 
 
 def print_overview(console: Console, overview: Overview, again: str) -> None:
@@ -53,7 +53,7 @@ def _who_runs_it(overview: Overview) -> Text:
     if overview.running:
         return text.append("running", style="bold green").append(f": {process}, {reported}")
     text.append("not running", style="bold yellow")
-    return text.append(f": {process} ended without a word, {reported}")
+    return text.append(f": {process} ended unexpectedly, {reported}")
 
 
 def _positions(overview: Overview) -> str:
@@ -68,7 +68,7 @@ def _positions(overview: Overview) -> str:
 
 
 def _for_people(console: Console, overview: Overview) -> Table:
-    # Nothing is cut off: a name that has no room goes on in the next line.
+    # Nothing is cut off: a long name continues on the next line.
     gap = 2 if console.width >= _ROOMY else 1
     grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("table", overflow="fold")
@@ -82,7 +82,7 @@ def _for_people(console: Console, overview: Overview) -> Table:
 
 
 def _plain(overview: Overview) -> Table:
-    """One line a table, and the same columns whatever becomes of them."""
+    """One line a table, always with the same columns."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column("table", no_wrap=True)
     grid.add_column("destination", no_wrap=True)
@@ -95,7 +95,7 @@ def _plain(overview: Overview) -> Table:
 
 def _add_columns(grid: Table, overview: Overview) -> None:
     if any(table.wanted is not None for table in overview.tables):
-        # A name of a table has more use of a narrow terminal's room.
+        # In a narrow terminal the table's name needs the room more.
         grid.add_column("mode", min_width=_MODE_WIDTH)
     grid.add_column("phase", no_wrap=True)
     for name in ("since", "rows", "changes", "lag", "failures"):
@@ -130,7 +130,7 @@ def _print_error(console: Console, table: TableOverview, overview: Overview, aga
         title.append(f"{age} ago in {where}, after {failures}", style="not bold default")
     else:
         title.append(" failed ")
-        # Nobody works on it while no process runs the pipeline.
+        # Nothing happens to it while no process runs the pipeline.
         tried = f", and has been tried again for {age}" if running else ""
         title.append(f"in {where}{tried}, after {failures}", style="not bold default")
     console.print(title)
@@ -140,7 +140,7 @@ def _print_error(console: Console, table: TableOverview, overview: Overview, aga
     _print_indented(console, advice.next)
     if not advice.command:
         return
-    # In one piece, however long: it is there to be pasted.
+    # Not wrapped, because it is to be pasted.
     console.print(Text(f"    {advice.command}", style="bold"), soft_wrap=True)
 
 
@@ -150,8 +150,8 @@ def _print_indented(console: Console, text: str) -> None:
 
 def _waiting(overview: Overview) -> Iterable[Text]:
     for request in overview.requests:
-        waits = "" if overview.running else "; it is done at the pipeline's next start"
+        waits = "" if overview.running else "; it will be done at the pipeline's next start"
         yield Text(
-            f"Asked for {human_age(overview.at - request.asked)} ago: {request.action.value} of "
+            f"Requested {human_age(overview.at - request.asked)} ago: {request.action.value} of "
             f"{request.table}{waits}"
         )

@@ -13,7 +13,7 @@ _NO_WRAPPING = 100_000
 
 
 def table_console() -> Console:
-    """As wide as the terminal. Who reads from a file or a pipe wants a line a row, uncut."""
+    """As wide as the terminal; in files and pipes lines are not wrapped."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""The processes that this one has started, and their end."""
+"""Finding and ending the processes that this one has started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _parents() -> dict[int, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         # It may have ended since.
         with contextlib.suppress(OSError):
-            # pid (name) state parent …; a name may have anything in it, brackets too.
+            # pid (name) state parent …; a name may contain anything, brackets too.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(folder.name)] = int(parent)
@@ -49,7 +49,7 @@ def _parents() -> dict[int, int]:
 
 
 def end_descendants() -> None:
-    """Ask them to end, then make them; returns when they are gone. Repeats safely."""
+    """Send SIGTERM, then SIGKILL; returns when they are gone. Repeats safely."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not (alive := descendants()):
             return
@@ -63,10 +63,10 @@ def end_descendants() -> None:
 
 @contextmanager
 def own_temporary_folder(folder: Path | None = None) -> Iterator[Path]:
-    """All temporary files of this process go into one folder, which goes with the block."""
+    """All temporary files of this process go into one folder, which is removed after the block."""
     made = Path(tempfile.mkdtemp(prefix="walflow-tmp-")) if folder is None else folder
     made.mkdir(exist_ok=True)
-    # Another account may have to get at what is inside: an embedded Postgres, started by root.
+    # Another account may need its content: an embedded Postgres that root started.
     made.chmod(0o711)
     before, tempfile.tempdir = tempfile.tempdir, str(made)
     try:
@@ -77,9 +77,9 @@ def own_temporary_folder(folder: Path | None = None) -> Iterator[Path]:
 
 
 def leave_at_once(code: int, *folders: Path) -> NoReturn:
-    """End every process that was started, remove the folders, and this process with no further
-    word: threads are not waited for."""
-    # What threads say of losing what they work with is of no use to anybody.
+    """End every started process, remove the folders, and exit silently without waiting for
+    threads."""
+    # Threads fail now; their messages are of no use.
     with Path(os.devnull).open("w") as nowhere:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How a pipeline goes, with speeds: what the live view and the progress lines show."""
+"""Progress with speeds: what the live view and the progress lines show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Meter", "Progress", "TableProgress"]
 
 _WINDOW_SECONDS = 6.0
 _COPY_SECONDS = 30.0
-"""Copies are told of range by range, which may take a while."""
+"""Longer, because copies report one range at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class TableProgress:
     attempts: int = 0
     error: TableError | None = None
     rows_per_second: float = 0.0
-    """Of the copy, while it is made."""
+    """The copy's speed, while it runs."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the copy is complete, at this speed; None if there is no telling."""
+        """Until the copy is complete, at this speed; None if unknown."""
         if self.phase is not Phase.DATA_SYNC or not self.rows_per_second:
             return None
         left = self.rows_expected - self.rows_copied
@@ -54,7 +54,7 @@ class TableProgress:
 
     @property
     def failing(self) -> bool:
-        """Whether it was set aside, or is being tried again and has not succeeded yet."""
+        """Whether it is set aside, or is tried again and has not succeeded yet."""
         return self.error is not None
 
     @property
@@ -68,7 +68,7 @@ class Progress:
     log_end: Lsn
     applied: Lsn
     lag_seconds: float
-    """Of the table that is furthest behind."""
+    """The lag of the table that is furthest behind."""
 
     @property
     def rows_copied(self) -> int:
@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the copies that are made now are complete; None if there is no telling."""
+        """Until the running copies are complete; None if unknown."""
         left = (table.seconds_left for table in self.tables)
         return max((seconds for seconds in left if seconds is not None), default=None)
 
@@ -103,13 +103,13 @@ class Progress:
 
     @property
     def failing(self) -> tuple[TableProgress, ...]:
-        """By name: while tables are tried again and again, they keep their places."""
+        """By name, so that tables that are tried again and again keep their places."""
         failing = (table for table in self.tables if table.failing)
         return tuple(sorted(failing, key=lambda table: table.name))
 
     @property
     def lag_bytes(self) -> int | None:
-        """Of the followed table that is furthest behind; None if none is followed."""
+        """The lag of the followed table that is furthest behind; None if none is followed."""
         followed = [table.lag_bytes for table in self.tables if not table.set_aside]
         return max((lag for lag in followed if lag is not None), default=None)
 
@@ -119,11 +119,11 @@ class _Sample:
     at: float
     changes: dict[TableName, int]
     rows: dict[TableName, int]
-    """Of the copies that were being made then."""
+    """Rows of the copies that ran then."""
 
 
 class Meter:
-    """Makes progress from statuses that are given to it a few times a second."""
+    """Computes progress from statuses that it gets a few times a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

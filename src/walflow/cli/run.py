@@ -1,4 +1,4 @@
-"""``walflow run``: one pipeline, until it is told to stop or has caught up."""
+"""``walflow run``: runs a pipeline until it is stopped or has caught up."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _POLL_SECONDS = 0.2
-_STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
+_STOPPING = "stopping: finishing the batch (Ctrl-C again stops at once)"
 
 
 @click.command(
     cls=HelpedCommand,
     epilog="In a terminal a live view shows bars for copies, with rows a second and the time left, "
-    "then lag and rates; elsewhere log lines are written to stderr.\n\n"
-    "Ctrl-C (or SIGTERM) finishes the round and stops, with exit code 0; with "
-    "--until-caught-up or during the start with 130 (143), since the work was not done. A second "
-    "one stops at once: nothing is lost, the next run goes on from the last complete round.\n\n"
-    "A table that cannot be copied or written is set aside while the others go on: see "
-    "`walflow status`. With --until-caught-up it is waited for only while its next attempt comes "
-    "by itself within 30 seconds; when all others have caught up, the run ends with exit code 52 "
-    "and names it. All exit codes: `walflow --help`.\n\n" + SETTINGS_EPILOG,
+    "then lag and rates. Elsewhere log lines are written to stderr.\n\n"
+    "Ctrl-C (or SIGTERM) finishes the batch and stops, with exit code 0; with --until-caught-up or "
+    "during the start with 130 (143), because the work was not done. A second Ctrl-C stops at "
+    "once. Nothing is lost: the next run resumes after the last complete batch.\n\n"
+    "A table that cannot be copied or written is set aside while the others go on: see `walflow "
+    "status`. --until-caught-up waits for it only if its next attempt is due within 30 seconds; "
+    "when all others have caught up, the run ends with exit code 52 and names it. All exit codes: "
+    "`walflow --help`.\n\n" + SETTINGS_EPILOG,
     examples=(
         "walflow run --from postgresql://walflow@db/shop --to iceberg:///data/lake "
         "--create-publication",
@@ -44,7 +44,7 @@ _STOPPING = "stopping: finishing the round (Ctrl-C again stops at once)"
 @click.option(
     "--until-caught-up",
     is_flag=True,
-    help="End when the lag is zero (52: but for tables set aside).",
+    help="End when the lag is zero (exit code 52: some tables are set aside).",
 )
 @click.option(
     "--metrics",
@@ -104,7 +104,7 @@ def _run(
                     running.pipeline.stop()
                     running.told_to_stop = True
                     if not running.started:
-                        # Nothing is written yet: what the start waits for fails, and it cleans up.
+                        # Nothing is written yet. What the start waits for fails, and it cleans up.
                         end_descendants()
                 watcher.look(running)
                 work.join(_POLL_SECONDS)
@@ -119,10 +119,10 @@ def _run(
         of_spark = isinstance(error, SparkError) or not isinstance(error, WalflowError)
         if debug or not signals.count or not of_spark:
             raise
-        # Who signals every process, Spark's JVM too (systemd with KillMode=control-group, its
-        # default), ends it under our hands.
+        # A signal to every process (as of systemd with its default KillMode=control-group) ends
+        # Spark's JVM before we are done with it.
         click.echo(
-            "Spark was ended as well, so the last batch was broken off. The next run repeats it.",
+            "Spark was ended as well, which interrupted the last batch. The next run repeats it.",
             err=True,
         )
         return signals.exit_code
@@ -134,7 +134,7 @@ def _served(serve: Any, address: str | None, metrics: Metrics) -> AbstractContex
 
 
 class _Running:
-    """The pipeline at work, as the watcher sees it."""
+    """The running pipeline, as the watcher sees it."""
 
     def __init__(self, pipeline: Pipeline, until_caught_up: bool) -> None:
         self.pipeline = pipeline
@@ -146,7 +146,7 @@ class _Running:
 
     @property
     def stage(self) -> str:
-        """In words; nothing when all goes as it always does."""
+        """What the pipeline does, in words; empty in normal operation."""
         if self._ended or self.done:
             return ""
         if self.told_to_stop:

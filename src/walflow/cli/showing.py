@@ -50,7 +50,7 @@ class Watcher:
         quiet: bool = False,
         debug: bool = False,
     ) -> None:
-        """``again``: the options by which other commands find this pipeline."""
+        """``again``: the options with which other commands find this pipeline."""
         self._json = json
         self._again = again
         self._began = time.time()
@@ -68,7 +68,7 @@ class Watcher:
         if self._view is not None:
             view: AbstractContextManager[object] = self._view
             self._stack.enter_context(view)
-            # The view has put itself in front of stderr: lines appear above it.
+            # The view has replaced stderr: log lines appear above it.
             logs.configure(level="warning", stream=sys.stderr)
             self._stack.callback(lambda: logs.configure(level="warning", stream=sys.stderr))
         else:
@@ -79,7 +79,7 @@ class Watcher:
         self._stack.close()
 
     def look(self, shown: Shown) -> None:
-        """Take the pipeline's state and show it, if it is time to."""
+        """Read the pipeline's state, and show it if it is time to."""
         pipeline = shown.pipeline
         if pipeline is not None and pipeline.stage == "running":
             self.progress = self._meter.measure(pipeline.status())
@@ -89,7 +89,7 @@ class Watcher:
             self._log(shown.stage)
 
     def _log(self, stage: str) -> None:
-        # What stands behind a comma changes too often for lines.
+        # The part after a comma changes too often for log lines.
         step = stage.partition(",")[0]
         if step and step != self._stage:
             _logger.info(step)
@@ -106,7 +106,7 @@ class Watcher:
         _logger.info("progress", **_fields(self.progress))
 
     def _remind(self, set_aside: Sequence[TableProgress]) -> None:
-        """The pipeline logs it when a table is set aside; of those from before, this tells."""
+        """Log the tables that were set aside before this start. (The pipeline logs later ones.)"""
         for table in set_aside:
             if table.error is None or table.since >= self._began:
                 continue
@@ -128,7 +128,7 @@ def _fields(progress: Progress) -> dict[str, object]:
     return {
         "tables": len(progress.tables),
         "copying": progress.copying,
-        # Only where there are any: a line that has it is one to look at.
+        # Only if there are any, so that such a line stands out.
         **({"set_aside": ", ".join(names)} if names else {}),
         **({"tried_again": ", ".join(tried)} if tried else {}),
         "rows_copied": progress.rows_copied,
@@ -143,7 +143,7 @@ def _fields(progress: Progress) -> dict[str, object]:
 
 
 def _of_copies(progress: Progress) -> dict[str, object]:
-    """While there are any."""
+    """Fields about copies; empty while there are none."""
     if not progress.rows_per_second:
         return {}
     left = progress.seconds_left

@@ -1,4 +1,4 @@
-"""``walflow status``: how a pipeline and its tables are doing, from its store alone."""
+"""``walflow status``: the state of a pipeline and its tables, from its store alone."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NOT_RUNNING = 1
     "last report; - while it is not followed, or nothing was reported. The mode is what "
     "the settings file wants, if it is named.\n\n"
     "Exit code 0; with --check 1 if no process runs the pipeline, else 52 if a table fails: it is "
-    "set aside, or is being tried again after an error and has not succeeded yet.\n\n"
+    "set aside, or is tried again after an error and has not succeeded yet.\n\n"
     "The object of --json: pipeline, at, running, holder (host, pid, lease_seconds_left), report "
     "(at, wal_end, log_end, applied, lag_bytes, lag_seconds), set_aside (how many), failing "
     "(how many have an error), tables (table, schema, name, oid, destination, mode (null "
     "without a settings file), phase, since, position, rows_copied, "
     "changes_applied, lag_bytes, attempts, error (code, reason, hint, phase, retry, "
     "next_attempt)), requests (id, table, action, asked). Times are ISO 8601 in UTC; "
-    "positions are text (0/16B3748), and integers under the same key with _number behind it. "
-    "Keys are only ever added.",
+    "positions are text (0/16B3748), and integers under the same key with _number added. "
+    "Keys are never removed.",
     examples=(
         "walflow status pipeline.yaml",
         "walflow status --name shop --check || echo look at it",
@@ -45,7 +45,7 @@ NOT_RUNNING = 1
 @pipeline_options(ends=False)
 @click.option("--errors", is_flag=True, help="Only tables that fail.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--check", is_flag=True, help="Tell by the exit code whether all is well.")
+@click.option("--check", is_flag=True, help="Say by the exit code whether all is well.")
 @debug_option
 def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
     """Show where a pipeline and its tables stand."""

@@ -1,4 +1,4 @@
-"""Colours that mean the same in every command."""
+"""Colours, the same in every command."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ PHASE_STYLES = {
     Phase.CATCHUP: "cyan",
     Phase.ERRORED: "bold red",
 }
-"""Of the phases that are not yellow."""
+"""The other phases are yellow."""

@@ -25,25 +25,25 @@ __all__ = ["View"]
 
 _FRAMES_PER_SECOND = 4
 _QUIET_SECONDS = 1.0
-"""How often the view is drawn when nothing but the clock has changed."""
+"""How often the view is drawn when only the clock has changed."""
 _LINES_AROUND = 9
-"""Header, footer and a little air: what the tables do not get of a terminal's height."""
+"""Lines of the terminal for header, footer and space around the tables."""
 
 _LINES_A_ERROR = 5
 
 _BAR_WIDTH = 13
 
 _URGENCY = {Phase.DATA_SYNC: 1, Phase.FINISHED_COPY: 2, Phase.INIT: 3}
-"""Of the phases that need a look before others. (Tables that fail come before all.)"""
+"""The order in which phases are shown if there is no room for all. (Failing tables come first.)"""
 
 
 class View:
-    """Shows what ``show`` was last given; a context manager. Draws at most four times a second."""
+    """Shows the last ``show``; a context manager. Draws at most four times a second."""
 
     def __init__(
         self, console: Console, title: str, source: str, destination: str, again: str = ""
     ) -> None:
-        """``again``: the options by which other commands find this pipeline."""
+        """``again``: the options with which other commands find this pipeline."""
         self._console = console
         self._title = title
         self._source = source
@@ -70,11 +70,11 @@ class View:
         self._live.stop()
 
     def show(self, stage: str, progress: Progress | None) -> None:
-        """``stage`` is what goes on now, in words; empty when the tables say it all."""
+        """``stage`` is what the pipeline does, in words; empty in normal operation."""
         now = time.monotonic()
         since, content = self._drawn
         self._stage, self._progress = stage, progress
-        # The spinner must turn; else there is no need to draw what is there already.
+        # The spinner must turn; otherwise draw only what has changed.
         news = bool(stage) or content != progress
         if now - since < (1 / _FRAMES_PER_SECOND if news else _QUIET_SECONDS) - 0.02:
             return
@@ -113,13 +113,13 @@ class View:
         return Group(top, way)
 
     def _error(self, table: TableProgress) -> RenderableType:
-        """In few lines: the full text is what `walflow status` is for."""
+        """In few lines; `walflow status` shows the full text."""
         assert table.error is not None
         advice = advise(
             table.name, table.error, time.time(), self._again, set_aside=table.set_aside
         )
         what = "was set aside" if table.set_aside else "failed"
-        elsewhere = with_options("The whole text is shown by `walflow status`", self._again)
+        elsewhere = with_options("`walflow status` shows the whole text", self._again)
         lines = [
             Text.assemble((f"✗ {table.name} {what}: ", "bold red"), advice.reason),
             Text(f"  {advice.hint or elsewhere}"),
@@ -133,13 +133,13 @@ class View:
 
 def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     if any(map(_has_bar, tables)):
-        # They have a heading of their own, and air below.
+        # They have their own heading, and an empty line below.
         room = max(1, room - 2)
     shown = sorted(tables, key=_urgency)
     if len(tables) > room:
         # One line less where "and more" needs it.
         shown = shown[: max(1, room - 1)]
-    # Whoever reads a line finds it where it was: which tables there are changes, their order never.
+    # Always in the same order, so that a line is easy to find again.
     shown.sort(key=lambda table: table.name)
     copies = [table for table in shown if _has_bar(table)]
     others = [table for table in shown if not _has_bar(table)]
@@ -203,9 +203,9 @@ def _has_bar(table: TableProgress) -> bool:
 
 
 def _urgency(table: TableProgress) -> tuple[int, int, TableName]:
-    """Which are shown if there is no room for all: those that fail, then unfinished ones, then
+    """Which tables are shown if there is no room for all: failing ones, then unfinished ones, then
     those with most changes."""
-    # By all changes so far, in steps of two: by those of now, lines would come and go all the time.
+    # By the total of changes, in powers of two: by current rates, lines would come and go.
     rank = 0 if table.failing else _URGENCY.get(table.phase, len(_URGENCY) + 1)
     return rank, -table.changes.bit_length(), table.name
 

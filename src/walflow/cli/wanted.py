@@ -1,4 +1,4 @@
-"""What a settings file wants of tables in a lake. (No Spark is needed to say it.)"""
+"""The modes of tables in a lake, from a settings file and without Spark."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["lake_settings"]
 
 
 def lake_settings(chosen: Chosen) -> ApplySettings | None:
-    """None if no file is named, or the destination is no lake: the store does not know it, and
-    what holds without a file need not be what the pipeline was started with."""
+    """None if no file is named, or the destination is not a lake. (Without a file the defaults may
+    differ from what the pipeline was started with.)"""
     from walflow.destinations import is_lake
 
     if chosen.file is None:
@@ -23,6 +23,6 @@ def lake_settings(chosen: Chosen) -> ApplySettings | None:
     try:
         settings = chosen.settings({"source.uri": ""})
     except ConfigError:
-        # Such as a variable in a URI that is not set here: there is no need of it to look.
+        # Such as a variable in a URI that is not set here. Reading the state does not need it.
         return None
     return settings.apply if is_lake(settings.destination.uri) else None
