@@ -86,7 +86,7 @@ def test_a_file_is_named_in_one_way(room: Room) -> None:
     file.write_text(f"name: shop\nlog: {{folder: {room.path / 'log'}}}")
     for named in ([file], ["--file", file], ["-f", file]):
         ran = room.run("status", *named)
-        assert "There is no state of a pipeline 'shop'" in ran.stderr
+        assert "The pipeline 'shop' has no state" in ran.stderr
     ran = room.run("status", file, "--file", file)
     assert ran.returncode == 2
     assert "Give one FILE" in ran.stderr

@@ -171,7 +171,7 @@ def test_a_stopped_pipeline(store: Store, log: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "walflow shop  not running"
     assert "3 d" in out
-    assert "resync of public.orders; it is done at the pipeline's next start" in out
+    assert "resync of public.orders; it will be done at the pipeline's next start" in out
     assert read_json(log, capsys)["holder"] is None
 
 
