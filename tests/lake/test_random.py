@@ -65,7 +65,6 @@ def test_at_random(
         tmp_path,
         destination__uri=f"{lake_format}://{tmp_path}/lake",
         apply__tables=json.dumps({"public.modal": plan}),
-        apply__fold_seconds=0.5,
         apply__on_rewrite=chance.choice(("resync", "trust")),
         table_error_retry_delay_ms=20,
     )

@@ -78,7 +78,6 @@ def test_every_case(
         tmp_path,
         destination__uri=f"{lake_format}://{tmp_path}/lake",
         apply__tables=json.dumps({f"public.{c.table}": c.plan for c in cases if c.plan}),
-        apply__fold_seconds=1,
         # What fails is not tried again: nothing may fail.
         table_error_retry_max_attempts=0,
     )
