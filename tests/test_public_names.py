@@ -20,17 +20,18 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "AdoptsFiles BreaksOff ChangesTables Checked Destination DropsTables Events FormerChanges "
-        "KeepsProgress ListsTables Maintains "
-        "ConsistentCut Positioned RenamesTables Shutdown Startup "
-        "SwapsTables TableChanges TableProgress TablesFailed"
+        "Capabilities ConsistentCut Destination FormerChanges TableChanges TableCopy TableProgress"
+    ),
+    "walflow.destinations.own": (
+        "BasicDestination OptionalCalls OwnDestination adapted capabilities_of"
     ),
     "walflow.destinations.arrow": "ArrowDestination",
     "walflow.destinations.http": (
         "SIGNATURE_HEADER HttpDestination HttpOptions is_signed signature"
     ),
     "walflow.destinations.rowwise": (
-        "Change CopiedRow Delete Insert Row RowwiseDestination Truncate Update"
+        "Begin Change Commit CopiedRow Delete Event Insert Relation Row RowwiseDestination "
+        "Truncate Update"
     ),
     "walflow.errors": (
         "AuthenticationFailed BadUri CannotConnect CheckFailed ConfigError ConnectionLost "

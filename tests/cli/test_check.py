@@ -15,15 +15,16 @@ import pytest
 
 from tests.cli.commands import Room, ended
 from tests.conftest import Database, ServerFactory, fresh_database
+from tests.destinations.reference import copy_of
 from tests.pipeline.running import WAIT
 from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
 from walflow.destinations import open_destination
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.errors import CheckFailed, PublicationMissing
-from walflow.model import Column, PgType, TableName, TableSchema
+from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 from walflow.pipeline.state.pipeline_notes import remember
 from walflow.testing.postgres import EmbeddedPostgres
 
@@ -308,7 +309,7 @@ class Bare:
 
     def truncate_table(self, table: TableSchema) -> None: ...
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None: ...
-    def write_events(self, events: Events) -> None: ...
+    def write_events(self, events: TableChanges) -> None: ...
 
 
 def test_destinations(database: Database, check: Check, tmp_path: Path) -> None:
@@ -378,9 +379,8 @@ def test_tables_of_another_pipeline(
     opened = open_destination(first, source, spark=spark, warm_up=False)
     for name in ("t", "u"):
         columns = (Column("id", PgType("integer", 23, 23), "int", False, 1),)
-        opened.destination.truncate_table(
-            TableSchema(1, TableName("public", name), columns, ("id",))
-        )
+        schema = TableSchema(1, TableName("public", name), columns, ("id",))
+        opened.destination.copy(copy_of(schema, [], Lsn(1)))
     opened.close()
     findings = list(perform(Facts(settings, spark=spark)))
     assert wrong(findings) == [("warning", "neighbours"), ("error", "owner")]

@@ -15,11 +15,12 @@ from tests.destinations.reference import (
     Row,
     Source,
     assert_same,
+    copy_of,
     make_schema,
     reading_session,
 )
 from walflow.config.lake import Mode
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import EXACT, LakeDestination, Owner, TablePlan
 from walflow.model import TableSchema
@@ -261,11 +262,11 @@ class Told:
         self.source.notes.clear()
         self.source.states.clear()
         files = [self.source.copy_file(overflow)]
-        self.destination.adopt_files(self.schema, files, self.source.position, overflow)
+        self.destination.copy(copy_of(self.schema, files, self.source.position, overflow))
 
-    def batch(self) -> Events:
+    def batch(self) -> TableChanges:
         events = self.source.events(self.lake.spark)
-        self.destination.write_events(events)
+        self.destination.apply(events)
         return events
 
     def rows(self) -> list[Row]:

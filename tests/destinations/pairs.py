@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.destinations.conftest import OWNER
-from tests.destinations.reference import Inexact, Row, Source, assert_same, make_schema, rows_of
-from walflow.destinations.base import Events
+from tests.destinations.reference import (
+    Inexact,
+    Row,
+    Source,
+    assert_same,
+    copy_of,
+    make_schema,
+    rows_of,
+)
+from walflow.destinations.base import TableChanges
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
@@ -69,12 +77,12 @@ class Pair:
         """Start from the source's rows."""
         self.source.events(self.spark)
         files = [self.source.copy_file(overflow)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
+        self.destination.copy(copy_of(self.source.schema, files, self.source.position, overflow))
 
-    def batch(self, pieces: int = 1) -> Events:
+    def batch(self, pieces: int = 1) -> TableChanges:
         """Apply what was done, and look."""
         events = self.source.events(self.spark, pieces)
-        self.destination.write_events(events)
+        self.destination.apply(events)
         self.check()
         return events
 

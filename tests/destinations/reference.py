@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from walflow.destinations.base import TableCopy
 from walflow.destinations.iceberg import IcebergFormat, catalog_conf, table_identifier
 from walflow.destinations.lake import EXACT, LakeDestination, Owner
 from walflow.destinations.lake.sessions import lake_session
-from walflow.model import TableSchema
+from walflow.model import Lsn, TableSchema
 from walflow.spark.names import quoted
 from walflow.testing.sources import Inexact, Row, Source, assert_same, make_schema, same
 
@@ -24,6 +25,7 @@ __all__ = [
     "Row",
     "Source",
     "assert_same",
+    "copy_of",
     "iceberg_lake",
     "make_schema",
     "one_of_each",
@@ -78,6 +80,15 @@ def one_of_each(folder: Path) -> Source:
             id=3, d=datetime.date(9999, 12, 31), tz=NOON.replace(tzinfo=datetime.UTC), l=[], m=[]
         )
     return source
+
+
+def copy_of(
+    schema: TableSchema, files: Sequence[Path], position: Lsn, overflow: bool = False
+) -> TableCopy:
+    """For a lake, which reads it with a session of its own."""
+    from pyspark.sql import SparkSession
+
+    return TableCopy(schema, tuple(files), position, overflow, SparkSession.active())
 
 
 def reading_session(

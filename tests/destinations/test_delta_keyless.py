@@ -12,10 +12,9 @@ import pytest
 
 from tests.destinations.modes import KEYLESS, OWNER, Lake, _as_in_models, begun
 from tests.destinations.pairs import FOREVER, LAST_DAY, Pair
-from tests.destinations.reference import Row, Source, assert_same, make_schema
+from tests.destinations.reference import Row, Source, assert_same, copy_of, make_schema
 from tests.destinations.test_lake_modes import _tell, copies_story
 from walflow.config.lake import Mode
-from walflow.destinations.base import Events
 from walflow.destinations.delta import DeltaFormat, table_folder
 from walflow.destinations.delta.commits import readable_commits
 from walflow.destinations.lake import LakeDestination, TablePlan
@@ -68,7 +67,7 @@ def test_a_story_with_what_rows_tell_of_their_changes(lake: Lake, mode: Mode) ->
     batches = _tell(told, copies_story, every=2)
     told.check()
     for events in batches:
-        told.destination.write_events(events)
+        told.destination.apply(events)
     told.check()
     assert lake.commits(KEYLESS, "told") == commits + 2
 
@@ -114,7 +113,7 @@ def test_rows_of_all_kinds_come_and_go_copy_by_copy(spark: SparkSession, tmp_pat
     assert applied is not None
     with pytest.raises(DestinationError, match=r"lacks 1 of the rows"):
         # As if nothing was missing in between.
-        pair.destination.write_events(Events(Span(applied, events.span.upto), events.tables))
+        pair.destination.apply(replace(events, span=Span(applied, events.span.upto)))
     source.rows = before
     pair.check()
     pair.destination.shutdown()
@@ -130,13 +129,13 @@ def test_values_that_the_source_has_no_longer_stay(lake: Lake) -> None:
         for gone in (1, 1, 2):
             source.insert(a="x", n=1, gone=gone)
     source.events(lake.spark)
-    destination.adopt_files(before, [source.copy_file()], source.position, overflow=False)
-    destination.change_table(Evolution(before, after, dropped=(before.column("gone"),)))
+    destination.copy(copy_of(before, [source.copy_file()], source.position, overflow=False))
+    destination.evolve(Evolution(before, after, dropped=(before.column("gone"),)))
     source.schema = after
     with source.transaction():
         source.delete(source.rows[0])
         source.insert(a="x", n=1)
-    destination.write_events(source.events(lake.spark))
+    destination.apply(source.events(lake.spark))
     rows = lake.rows(after, "kept")
     assert_same([{"a": r["a"], "n": r["n"]} for r in rows], [{"a": "x", "n": 1}] * 3)
     left = Counter(row["gone"] for row in rows)

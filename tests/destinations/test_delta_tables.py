@@ -15,7 +15,7 @@ import structlog
 
 from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import delta_lake, delta_rows
-from tests.destinations.reference import ALL_TYPES, Source, assert_same, make_schema
+from tests.destinations.reference import ALL_TYPES, Source, assert_same, copy_of, make_schema
 from walflow.destinations.delta import DeltaFormat, table_folder, table_identifier
 from walflow.destinations.delta.tables import SESSION_CONF
 from walflow.destinations.lake import LakeDestination, Owner
@@ -53,24 +53,21 @@ def test_copies_of_all_types(
     warehouse: Path,
     source: Source,
 ) -> None:
-    destination.truncate_table(ALL_TYPES)
-    rows = spark.read.parquet(str(source.copy_file()))
-    destination.write_table_rows(ALL_TYPES, rows)
     assert destination.applied(ALL_TYPES) is None
-    destination.mark_applied(ALL_TYPES, Lsn(9))
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(9)))
     assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(9)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
     # Another copy takes its place at once; who reads the former one still can.
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False))
     assert delta_lake(spark, warehouse).applied(ALL_TYPES) == Lsn(42)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
     identifier = table_identifier(warehouse, ALL_TYPES.name)
-    assert session.sql(f"SELECT * FROM {identifier} VERSION AS OF 0").count() == 0
-    destination.drop_table(ALL_TYPES)
-    destination.drop_table(ALL_TYPES)
+    assert session.sql(f"SELECT * FROM {identifier} VERSION AS OF 0").count() == 3
+    destination.drop(ALL_TYPES)
+    destination.drop(ALL_TYPES)
     assert destination.applied(ALL_TYPES) is None
     assert not [file for file in warehouse.rglob("*") if file.is_file()]
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(7), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(7), overflow=False))
     assert destination.applied(ALL_TYPES) == Lsn(7)
     assert_same(delta_rows(session, warehouse, ALL_TYPES), source.rows)
 
@@ -88,11 +85,11 @@ def test_weird_names(
     with source.transaction():
         source.insert(id=1, **{"a.b": "dot", "q`\"'\\": "quote"})
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
+    destination.copy(copy_of(schema, [source.copy_file()], source.position, overflow=False))
     with source.transaction():
         source.update(source.rows[0], unsent=["q`\"'\\"], **{"ü é,;{}()\n\t=": "x"})
         source.insert(id=1, **{"a.b": "b"})
-    destination.write_events(source.events(spark))
+    destination.apply(source.events(spark))
     assert_same(delta_rows(session, warehouse, schema), source.rows)
     assert destination.own_tables() == [schema.name]
 
@@ -106,7 +103,7 @@ def test_a_catalog_knows_the_tables_too(
     with source.transaction():
         source.insert(id=1, a="one")
     plain = delta_lake(spark, warehouse)
-    plain.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
+    plain.copy(copy_of(schema, [source.copy_file()], Lsn(1), overflow=False))
     plain.shutdown()
     destination = LakeDestination(
         spark, DeltaFormat(str(warehouse), catalog="spark_catalog"), OWNER
@@ -115,14 +112,14 @@ def test_a_catalog_knows_the_tables_too(
     assert destination.applied(schema) == Lsn(1)
     assert session.table("spark_catalog.known.t").count() == 1
     other = replace(schema, name=TableName("known", "other"))
-    destination.adopt_files(other, [source.copy_file()], Lsn(1), overflow=False)
+    destination.copy(copy_of(other, [source.copy_file()], Lsn(1), overflow=False))
     assert session.table("spark_catalog.known.other").count() == 1
     with pytest.raises(DestinationError, match="letters, digits and underscores only"):
-        destination.adopt_files(
-            replace(schema, name=TableName("known", "a b")), [], Lsn(1), overflow=False
+        destination.copy(
+            copy_of(replace(schema, name=TableName("known", "a b")), [], Lsn(1), overflow=False)
         )
     for one in (schema, other):
-        destination.drop_table(one)
+        destination.drop(one)
     assert session.sql("SHOW TABLES IN spark_catalog.known").count() == 0
     session.sql("DROP NAMESPACE spark_catalog.known")
     destination.shutdown()
@@ -135,7 +132,7 @@ def test_columns_that_differ_by_case_alone_are_refused(
         schema = make_schema(columns, ["id"])
         source = Source(schema, tmp_path)
         with pytest.raises(DestinationError, match="differ by case alone") as refused:
-            destination.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
+            destination.copy(copy_of(schema, [source.copy_file()], Lsn(1), overflow=False))
         assert not refused.value.retry
         assert "Iceberg" in refused.value.hint
     assert not warehouse.exists()
@@ -148,7 +145,7 @@ def test_columns_with_names_of_deltas_own_are_refused(
         schema = make_schema({"id": "int", name: "string"}, ["id"])
         source = Source(schema, tmp_path)
         with pytest.raises(DestinationError, match=f"column {name}, a name that Delta") as refused:
-            destination.adopt_files(schema, [source.copy_file()], Lsn(1), overflow=False)
+            destination.copy(copy_of(schema, [source.copy_file()], Lsn(1), overflow=False))
         assert not refused.value.retry
         assert "Iceberg" in refused.value.hint
     assert not warehouse.exists()
@@ -159,7 +156,7 @@ def test_columns_that_get_a_name_of_deltas_own_are_refused(
 ) -> None:
     before = form(id="1 bigint", a="2 string")
     source = Source(before, tmp_path)
-    destination.adopt_files(before, [source.copy_file()], Lsn(1), overflow=False)
+    destination.copy(copy_of(before, [source.copy_file()], Lsn(1), overflow=False))
     added = form(id="1 bigint", a="2 string", filePath="3 string")
     renamed = form(id="1 bigint", filePath="2 string")
     for evolution in (
@@ -167,7 +164,7 @@ def test_columns_that_get_a_name_of_deltas_own_are_refused(
         Evolution(before, renamed, renamed=((before.column("a"), renamed.column("filePath")),)),
     ):
         with pytest.raises(DestinationError, match="column filePath, a name that Delta") as refused:
-            destination.change_table(evolution)
+            destination.evolve(evolution)
         assert not refused.value.retry
     assert destination.applied(before) == Lsn(1)
 
@@ -178,25 +175,25 @@ def test_tables_of_others_are_left_alone(
     ours = delta_lake(spark, warehouse)
     for name, owner in (("a", Owner("other", OWNER.system)), ("b", Owner(OWNER.pipeline, "1"))):
         theirs = delta_lake(spark, warehouse, owner)
-        theirs.truncate_table(make_schema({"id": "int"}, ["id"], name))
+        theirs.copy(copy_of(make_schema({"id": "int"}, ["id"], name), [], Lsn(1)))
         theirs.shutdown()
     by_hand = table_identifier(warehouse, ALL_TYPES.name)
     session.sql(f"CREATE TABLE {by_hand} (id bigint) USING delta")
     damaged = warehouse / "public" / "damaged" / "_delta_log"
     damaged.mkdir(parents=True)
     (damaged / f"{0:020}.json").write_text("{")
-    ours.truncate_table(make_schema({"id": "int"}, ["id"], "ours"))
+    ours.copy(copy_of(make_schema({"id": "int"}, ["id"], "ours"), [], Lsn(1)))
     with structlog.testing.capture_logs() as logs:
         assert ours.own_tables() == [TableName("public", "ours")]
     assert [log["table"] for log in logs] == [
         table_identifier(warehouse, TableName("public", "damaged"))
     ]
     files = {file for file in warehouse.rglob("*") if file.is_file()}
-    for call in (ours.applied, ours.drop_table, ours.truncate_table):
+    for call in (ours.applied, ours.drop):
         with pytest.raises(DestinationForeign, match="was not made by walflow"):
             call(ALL_TYPES)
     with pytest.raises(DestinationForeign):
-        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
+        ours.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False))
     assert {file for file in warehouse.rglob("*") if file.is_file()} == files
     ours.shutdown()
 
@@ -227,7 +224,7 @@ def test_a_table_follows_its_sources_form(
     with source.transaction():
         source.insert(id=1, a="a1", b="b1", n=1, gone=1)
     source.events(spark)
-    destination.adopt_files(before, [source.copy_file()], source.position, overflow=False)
+    destination.copy(copy_of(before, [source.copy_file()], source.position, overflow=False))
     after = form(id="1 bigint", b="2 string", a="3 string", n="4 bigint", t="6 timestamp_ntz")
     was, now = before.column, after.column
     noon = datetime(2026, 11, 15, 12)
@@ -241,17 +238,17 @@ def test_a_table_follows_its_sources_form(
         missing={"t": noon},
     )
     for lake in (destination, delta_lake(spark, warehouse)):
-        lake.change_table(evolution)
+        lake.evolve(evolution)
         assert lake.applied(after) == source.position
         rows = delta_rows(session, warehouse, after)
         assert rows == [{"id": 1, "b": "a1", "a": "b1", "n": 1, "t": noon}]
     text = replace(now("n"), spark_type="string")
     other = replace(after, columns=(*after.columns[:3], text, *after.columns[4:]))
     with pytest.raises(NotFollowed):
-        destination.change_table(Evolution(after, other, widened=((now("n"), text),)))
+        destination.evolve(Evolution(after, other, widened=((now("n"), text),)))
     new = replace(after, name=TableName("other", "name"))
-    assert destination.rename_table(after, new.name)
-    assert destination.rename_table(after, new.name)
+    assert destination.rename(after, new.name)
+    assert destination.rename(after, new.name)
     assert (destination.applied(after), destination.applied(new)) == (None, source.position)
     assert delta_rows(session, warehouse, new) == rows
 
@@ -266,12 +263,12 @@ def test_versions_and_maintenance(
     schema = make_schema({"id": "int", "v": "string"}, ["id"])
     source, format = Source(schema, tmp_path), DeltaFormat(str(warehouse))
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
+    destination.copy(copy_of(schema, [source.copy_file()], source.position, overflow=False))
     positions = [source.position]
     for number in range(3):
         with source.transaction():
             source.insert(id=number, v="v")
-        destination.write_events(source.events(spark))
+        destination.apply(source.events(spark))
         positions.append(source.position)
     found = format.versions(session, schema.name)
     assert [version.position for version in found] == positions
@@ -295,7 +292,7 @@ def test_versions_and_maintenance(
     assert delta_lake(spark, warehouse).applied(schema) == positions[2]
     assert session.table(identifier).count() == 2
     # Nor are versions from before a copy that set it back those of positions after it.
-    destination.adopt_files(schema, [source.copy_file()], positions[1], overflow=False)
+    destination.copy(copy_of(schema, [source.copy_file()], positions[1], overflow=False))
     newest = format.versions(session, schema.name)[-1].id
     assert format.versions_at(session, {schema.name: positions[3]}) == {schema.name: newest}
 
@@ -305,7 +302,7 @@ def test_expiry_gives_up_what_only_former_versions_need(
 ) -> None:
     format, name = DeltaFormat(str(warehouse)), TableName("public", "older")
     for position in range(1, 5):
-        destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(position), overflow=False)
+        destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(position), overflow=False))
     folder = table_folder(warehouse, name)
     # Elsewhere, because Spark remembers what it has read.
     shutil.copytree(table_folder(warehouse, ALL_TYPES.name), folder)

@@ -22,7 +22,7 @@ from tests.destinations.http_server import Answer, HttpTables, Received
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import wait_phase
 from tests.pipeline.running import WAIT, catch_up, in_source, running, settings_for
-from walflow.destinations.base import BreaksOff, Checked, Destination, Shutdown
+from walflow.destinations.base import Capabilities
 from walflow.destinations.http import (
     SIGNATURE_HEADER,
     HttpDestination,
@@ -31,6 +31,7 @@ from walflow.destinations.http import (
     signature,
 )
 from walflow.destinations.http.typed_json import json_values
+from walflow.destinations.own import adapted
 from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.model import Phase, TableName, TableSchema
 from walflow.testing.sources import make_schema
@@ -89,10 +90,7 @@ def ids_of(service: HttpTables) -> list[Any]:
 
 
 def test_what_it_offers(destination: HttpDestination) -> None:
-    assert isinstance(destination, Destination)
-    assert isinstance(destination, Checked)
-    assert isinstance(destination, Shutdown)
-    assert isinstance(destination, BreaksOff)
+    assert adapted(destination).capabilities == Capabilities(checks=True)
 
 
 def test_requests_are_these(service: HttpTables, destination: HttpDestination) -> None:

@@ -16,6 +16,7 @@ from tests.destinations.reference import (
     Inexact,
     Source,
     assert_same,
+    copy_of,
     iceberg_lake,
     make_schema,
     reading_session,
@@ -59,7 +60,7 @@ def test_makes_a_table_of_the_files(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     file = source.copy_file()
-    destination.adopt_files(ALL_TYPES, [file], Lsn(77), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [file], Lsn(77), overflow=False))
     assert destination.applied(ALL_TYPES) == Lsn(77)
     assert iceberg_lake(spark, warehouse, OWNER).applied(ALL_TYPES) == Lsn(77)
     file.unlink()
@@ -70,7 +71,7 @@ def test_takes_files_as_they_are(
     destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
     file = source.copy_file()
-    destination.adopt_files(ALL_TYPES, [file], Lsn(77), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [file], Lsn(77), overflow=False))
     assert [f.stat().st_ino for f in data_files(warehouse)] == [file.stat().st_ino]
 
 
@@ -82,11 +83,11 @@ def test_files_with_and_without_overflow_texts(
     rows = list(source.rows)
     source.rows = [{**rows[1], "id": 9, "n": Inexact(None, "NaN")}]
     files = [plain, source.copy_file(overflow=True)]
-    destination.adopt_files(ALL_TYPES, files, source.position, overflow=True)
+    destination.copy(copy_of(ALL_TYPES, files, source.position, overflow=True))
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), [*rows, *source.rows])
     with source.transaction():
         source.update(source.rows[0], t="after", unsent=["n"])
-    destination.write_events(source.events(spark))
+    destination.apply(source.events(spark))
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), [*rows, *source.rows])
 
 
@@ -94,12 +95,12 @@ def test_files_with_and_without_overflow_texts(
 def test_no_files_make_an_empty_table(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
-    destination.adopt_files(ALL_TYPES, [], Lsn(5), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [], Lsn(5), overflow=False))
     assert destination.applied(ALL_TYPES) == Lsn(5)
     session = reading_session(spark, warehouse)
     assert stored_rows(session, ALL_TYPES) == []
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(6), overflow=False)
-    destination.adopt_files(ALL_TYPES, [], Lsn(7), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(6), overflow=False))
+    destination.copy(copy_of(ALL_TYPES, [], Lsn(7), overflow=False))
     assert stored_rows(session, ALL_TYPES) == []
     assert iceberg_lake(spark, warehouse, OWNER).applied(ALL_TYPES) == Lsn(7)
 
@@ -117,7 +118,7 @@ def test_rows_are_written_where_files_cannot_be_linked(
     monkeypatch.setattr("os.link", refuse)
     source.rows[1]["tz"] = Inexact(None, "infinity")
     file = source.copy_file(overflow=True)
-    destination.adopt_files(ALL_TYPES, [file], Lsn(5), overflow=True)
+    destination.copy(copy_of(ALL_TYPES, [file], Lsn(5), overflow=True))
     assert file.stat().st_nlink == 1
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
     assert not list(warehouse.rglob("copy-*"))
@@ -132,7 +133,7 @@ def test_adopting_again_changes_nothing_and_another_form_replaces(
         source = source_of(form, tmp_path)
         files = [source.copy_file()]
         for _ in range(2):
-            destination.adopt_files(form, files, Lsn(position), overflow=False)
+            destination.copy(copy_of(form, files, Lsn(position), overflow=False))
             assert session.table(IDENTIFIER).columns == [*form.column_names, *METADATA]
             assert_same(stored_rows(session, form), source.rows)
             assert destination.applied(form) == Lsn(position)
@@ -145,25 +146,25 @@ def test_changes_follow_a_table_that_was_replaced(
     for form in FORMS:
         source = source_of(form, tmp_path)
         source.events(spark)
-        destination.adopt_files(form, [source.copy_file()], source.position, overflow=False)
+        destination.copy(copy_of(form, [source.copy_file()], source.position, overflow=False))
         with source.transaction():
             source.delete(source.rows[0])
             source.insert(**{"id": 7} if form.key else {})
-        destination.write_events(source.events(spark))
+        destination.apply(source.events(spark))
         assert_same(stored_rows(reading_session(spark, warehouse), form), source.rows)
 
 
 def test_former_snapshots_stay_for_their_readers(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(10), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(10), overflow=False))
     session = reading_session(spark, warehouse)
     former = session.sql(f"SELECT snapshot_id FROM {IDENTIFIER}.snapshots").collect()[0][0]
     before = session.table(IDENTIFIER).toArrow()
     for form in FORMS:
-        destination.adopt_files(form, [], Lsn(11), overflow=False)
+        destination.copy(copy_of(form, [], Lsn(11), overflow=False))
         other = source_of(form, warehouse)
-        destination.adopt_files(form, [other.copy_file()], Lsn(12), overflow=False)
+        destination.copy(copy_of(form, [other.copy_file()], Lsn(12), overflow=False))
     after = session.sql(f"SELECT * FROM {IDENTIFIER} VERSION AS OF {former}").toArrow()
     assert after.equals(before)
 
@@ -211,11 +212,11 @@ def test_readers_see_the_former_table_or_the_new_one(
 ) -> None:
     states = [source_of(form, tmp_path, rows) for rows, form in enumerate(forms, 3)]
     files = [[state.copy_file()] for state in states]
-    destination.adopt_files(forms[0], files[0], Lsn(1), overflow=False)
+    destination.copy(copy_of(forms[0], files[0], Lsn(1), overflow=False))
     with reading(reading_session(spark, warehouse), states) as reads:
         for turn in range(1, 13):
             form = turn % len(forms)
-            destination.adopt_files(forms[form], files[form], Lsn(turn), overflow=False)
+            destination.copy(copy_of(forms[form], files[form], Lsn(turn), overflow=False))
             if turn % 4 == 0:
                 assert reads.acquire(timeout=240)
 
@@ -234,13 +235,13 @@ def test_what_fails_leaves_all_as_it_was(
     session = reading_session(spark, warehouse)
     before, after = (source_of(form, tmp_path) for form in FORMS[:2])
     if there:
-        destination.adopt_files(FORMS[0], [before.copy_file()], Lsn(1), overflow=False)
+        destination.copy(copy_of(FORMS[0], [before.copy_file()], Lsn(1), overflow=False))
     data = data_files(warehouse)
     good, bad = after.copy_file(), tmp_path / "bad.parquet"
     if trouble == "unreadable":
         bad.write_bytes(b"PAR1" + b"not Parquet at all" + b"PAR1")
     with pytest.raises(DestinationError):
-        destination.adopt_files(FORMS[1], [good, bad], Lsn(2), overflow=False)
+        destination.copy(copy_of(FORMS[1], [good, bad], Lsn(2), overflow=False))
     assert session.catalog.tableExists(IDENTIFIER) == there
     assert destination.applied(FORMS[0]) == (Lsn(1) if there else None)
     if there:
@@ -248,7 +249,7 @@ def test_what_fails_leaves_all_as_it_was(
     if way == "bridge":
         # By SQL, a task may still write what nobody will see.
         assert data_files(warehouse) == data
-    destination.adopt_files(FORMS[1], [good], Lsn(2), overflow=False)
+    destination.copy(copy_of(FORMS[1], [good], Lsn(2), overflow=False))
     assert_same(stored_rows(session, FORMS[1]), after.rows)
 
 
@@ -266,11 +267,11 @@ def test_a_catalog_of_another_kind(spark: SparkSession, warehouse: Path, tmp_pat
     session = reading_session(spark, warehouse, options)
     for position, form in enumerate([*FORMS, *FORMS], 10):
         source = source_of(form, tmp_path)
-        destination.adopt_files(form, [source.copy_file()], Lsn(position), overflow=False)
+        destination.copy(copy_of(form, [source.copy_file()], Lsn(position), overflow=False))
         assert_same(stored_rows(session, form), source.rows)
         again = iceberg_lake(spark, warehouse, OWNER, options)
         assert again.applied(form) == Lsn(position)
-    destination.drop_table(FORMS[0])
+    destination.drop(FORMS[0])
     assert destination.applied(FORMS[0]) is None
     assert not data_files(warehouse)
     destination.shutdown()

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import KEYED, NAN, Pair
 from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
-from walflow.destinations.base import Events
 from walflow.destinations.iceberg.columnar.arrow_schema import arrow_schema
 from walflow.destinations.iceberg.columnar.commits import IcebergTable
 from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite
@@ -158,7 +157,7 @@ def test_a_batch_that_comes_to_nothing(
         pair.source.delete(pair.source.find(id=1))
     events = pair.batch()
     assert pair.positions()[-1] == pair.source.position
-    pair.another_destination().write_events(events)
+    pair.another_destination().apply(events)
     assert len(pair.positions()) == 2
     assert ways == [True]
     pair.destination.shutdown()
@@ -179,7 +178,7 @@ def test_columns_that_changed_since_the_copy(
         Column("more", PgType("text", 25, 25), "string", attnum=4),
     )
     after = TableSchema(1, pair.source.schema.name, columns, ("a",), version=Lsn(5))
-    pair.destination.change_table(pair.source.change_schema(after, {"more": "default"}))
+    pair.destination.evolve(pair.source.change_schema(after, {"more": "default"}))
     pair.check()
     with pair.source.transaction():
         pair.source.update(pair.source.find(a=3), more="x")
@@ -253,7 +252,7 @@ def test_what_fails_in_columns_is_told_with_its_cause(spark: SparkSession, tmp_p
     with pair.source.transaction():
         pair.source.insert(id=2, v="v")
     with capture_logs() as logs, pytest.raises(DestinationError, match="snap-"):
-        pair.destination.write_events(pair.source.events(spark))
+        pair.destination.apply(pair.source.events(spark))
     told = [line["error"] for line in logs if line["log_level"] == "warning"]
     assert len(told) == 1
     assert manifests.name in told[0]
@@ -293,10 +292,10 @@ def test_who_compacts_in_between_makes_the_batch_try_again(
     with monkeypatch.context() as patched:
         patched.setattr(IcebergTable, "commit", too_late)
         with pytest.raises(DestinationError, match="data files"):
-            pair.destination.write_events(events)
+            pair.destination.apply(events)
     written = files(pair) - before
     assert len(written) == 1, "that of the compaction: what was written in vain is removed"
-    pair.destination.write_events(events)
+    pair.destination.apply(events)
     pair.check()
     assert ways == [True]
     pair.destination.shutdown()
@@ -314,14 +313,14 @@ def test_who_writes_the_same_batch_is_noticed(
 
     def too_late(self: IcebergTable, *given: Any) -> Any:
         monkeypatch.setattr(IcebergTable, "commit", commit)
-        pair.another_destination().write_events(events)
+        pair.another_destination().apply(events)
         return commit(self, *given)
 
     monkeypatch.setattr(IcebergTable, "commit", too_late)
     with pytest.raises(DestinationError, match="conflicting"):
-        pair.destination.write_events(events)
+        pair.destination.apply(events)
     pair.check()
-    pair.destination.write_events(events)
+    pair.destination.apply(events)
     pair.check()
     assert len(pair.positions()) == 2
     pair.destination.shutdown()
@@ -337,12 +336,13 @@ def test_who_writes_a_part_of_the_batch_is_noticed(spark: SparkSession, tmp_path
         with pair.source.transaction():
             pair.source.insert(id=key)
         parts.append(pair.source.events(spark))
-    pair.another_destination().write_events(parts[0])
-    (first,), (second,) = (part.tables for part in parts)
-    whole = replace(first, files=first.files + second.files, stats=first.stats + second.stats)
-    events = Events(Span(parts[0].span.after, parts[1].span.upto), (whole,))
+    pair.another_destination().apply(parts[0])
+    first, second = parts
+    span = Span(first.span.after, second.span.upto)
+    files, stats = first.files + second.files, first.stats + second.stats
+    events = replace(first, files=files, stats=stats, span=span)
     # Only what the table lacks is written: it is asked where it is before each batch.
-    pair.destination.write_events(events)
+    pair.destination.apply(events)
     pair.check()
     pair.destination.shutdown()
 
@@ -383,9 +383,9 @@ def test_a_batch_that_is_written_and_not_committed_comes_again(
         with monkeypatch.context() as patched:
             patched.setattr(IcebergTable, "commit", breaks)
             with pytest.raises(DestinationError, match="lost"):
-                pair.destination.write_events(events)
+                pair.destination.apply(events)
         for _ in range(2):
-            pair.destination.write_events(events)
+            pair.destination.apply(events)
             pair.check()
             assert len(pair.positions()) == number + 1
     pair.destination.shutdown()
@@ -426,7 +426,7 @@ def test_a_value_that_was_not_sent_and_is_not_there(
     with pair.source.transaction():
         pair.source.update(lost, unsent=["a"], n=7)
     with pytest.raises(DestinationError, match="lacks a row whose unchanged columns"):
-        pair.destination.write_events(pair.source.events(spark))
+        pair.destination.apply(pair.source.events(spark))
     assert ways == [False], "Spark has said it"
     pair.destination.shutdown()
 

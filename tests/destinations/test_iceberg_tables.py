@@ -13,12 +13,12 @@ from tests.destinations.reference import (
     ALL_TYPES,
     Source,
     assert_same,
+    copy_of,
     iceberg_lake,
     make_schema,
     reading_session,
     stored_rows,
 )
-from walflow.destinations.base import AdoptsFiles, DropsTables, ListsTables, Shutdown, Startup
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.errors import DestinationForeign
@@ -28,33 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-def test_its_abilities(destination: LakeDestination) -> None:
-    assert isinstance(destination, AdoptsFiles)
-    assert isinstance(destination, DropsTables)
-    assert isinstance(destination, ListsTables)
-    assert isinstance(destination, Startup)
-    assert isinstance(destination, Shutdown)
-
-
-@pytest.mark.usefixtures("way")
-def test_copy_by_rows(
-    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
-) -> None:
-    session = reading_session(spark, warehouse)
-    destination.truncate_table(ALL_TYPES)
-    rows = spark.read.parquet(str(source.copy_file()))
-    destination.write_table_rows(ALL_TYPES, rows.limit(0))
-    assert stored_rows(session, ALL_TYPES) == []
-    destination.write_table_rows(ALL_TYPES, rows)
-    assert destination.applied(ALL_TYPES) is None
-    destination.mark_applied(ALL_TYPES, Lsn(9))
-    assert destination.applied(ALL_TYPES) == Lsn(9)
-    assert_same(stored_rows(session, ALL_TYPES), source.rows)
-    destination.truncate_table(ALL_TYPES)
-    assert destination.applied(ALL_TYPES) is None
-    assert stored_rows(session, ALL_TYPES) == []
 
 
 WEIRD = {"id": "int", "Id": "string", "a.b": "string", "q`\"'\\": "string", "ü é": "string"}
@@ -82,15 +55,15 @@ def test_weird_names(
         source.insert(id=1, Id="a", **{"a.b": "dot", "q`\"'\\": "quote", "ü é": "x"})
     destination = iceberg_lake(spark, warehouse, OWNER)
     source.events(spark)
-    destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
+    destination.copy(copy_of(schema, [source.copy_file()], source.position, overflow=False))
     with source.transaction():
         source.update(source.rows[0], unsent=["a.b", "q`\"'\\"], **{"ü é": None})
         source.insert(id=1, Id="b", **{"a.b": "dot"})
         source.update(source.rows[0], unsent=["a.b", "q`\"'\\"], Id="c")
-    destination.write_events(source.events(spark))
+    destination.apply(source.events(spark))
     assert_same(stored_rows(reading_session(spark, warehouse), schema), source.rows)
     assert iceberg_lake(spark, warehouse, OWNER).applied(schema) == source.position
-    destination.drop_table(schema)
+    destination.drop(schema)
     assert destination.applied(schema) is None
     destination.shutdown()
 
@@ -115,10 +88,12 @@ def test_it_lists_its_own_tables(
     assert destination.own_tables() == []
     names = [("public", "t"), ("public", "x y.z'`\"%7e~"), ("Σχήμα.x", "_t"), (".", "..")]
     for schema_name, name in names:
-        destination.truncate_table(make_schema({"id": "int"}, ["id"], name, schema_name))
+        schema = make_schema({"id": "int"}, ["id"], name, schema_name)
+        destination.copy(copy_of(schema, [], Lsn(1)))
     for owner in (Owner("other", OWNER.system), Owner(OWNER.pipeline, "1")):
         other = iceberg_lake(spark, warehouse, owner)
-        other.truncate_table(make_schema({"id": "int"}, ["id"], f"of_{owner.pipeline}"))
+        schema = make_schema({"id": "int"}, ["id"], f"of_{owner.pipeline}")
+        other.copy(copy_of(schema, [], Lsn(1)))
         other.shutdown()
     session = reading_session(spark, warehouse)
     # By hand, and damaged; by hand, with names that are never ours.
@@ -144,17 +119,17 @@ def test_tables_of_others_are_left_alone(
         session.sql(f"INSERT INTO {identifier} VALUES (7)")
     else:
         theirs = iceberg_lake(spark, warehouse, owner)
-        theirs.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
+        theirs.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False))
     before = session.table(identifier).toArrow()
     files = {file for file in warehouse.rglob("*") if file.is_file()}
     ours = iceberg_lake(spark, warehouse, OWNER)
     with pytest.raises(DestinationForeign, match=said) as refused:
-        ours.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False)
+        ours.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False))
     assert "DROP TABLE" in refused.value.hint
     if owner is not None and owner.system == OWNER.system:
         # The likely reason: the pipeline was given another name.
         assert f"--name {owner.pipeline}" in refused.value.hint
-    for call in (ours.applied, ours.drop_table, ours.truncate_table):
+    for call in (ours.applied, ours.drop):
         with pytest.raises(DestinationForeign):
             call(ALL_TYPES)
     assert session.table(identifier).toArrow().equals(before)
@@ -165,7 +140,7 @@ def test_tables_of_others_are_left_alone(
 def test_position_survives_maintenance(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False))
     session = reading_session(spark, warehouse)
     session.sql(
         "CALL lake.system.rewrite_data_files(table => 'public.t',"
@@ -178,13 +153,13 @@ def test_position_survives_maintenance(
 def test_drops_a_table_with_its_files(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
 ) -> None:
-    destination.drop_table(ALL_TYPES)
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
-    destination.drop_table(ALL_TYPES)
-    destination.drop_table(ALL_TYPES)
+    destination.drop(ALL_TYPES)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False))
+    destination.drop(ALL_TYPES)
+    destination.drop(ALL_TYPES)
     assert destination.applied(ALL_TYPES) is None
     assert not [file for file in warehouse.rglob("*") if file.is_file()]
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(43), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(43), overflow=False))
     assert destination.applied(ALL_TYPES) == Lsn(43)
     assert_same(stored_rows(reading_session(spark, warehouse), ALL_TYPES), source.rows)
 
@@ -193,13 +168,13 @@ def test_a_dropped_table_is_forgotten(
     spark: SparkSession, destination: LakeDestination, source: Source
 ) -> None:
     """All of its metadata would stay in memory."""
-    destination.adopt_files(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False)
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(42), overflow=False))
     assert isinstance(destination._format, IcebergFormat)
     bridge = destination._format._bridge(spark)
     assert bridge is not None
     destination.applied(ALL_TYPES)
     assert list(bridge._seen) == [ALL_TYPES.name]
-    destination.drop_table(ALL_TYPES)
+    destination.drop(ALL_TYPES)
     assert not bridge._seen
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from tests.destinations.conftest import OWNER
 from tests.destinations.modes import KEYED, KEYLESS, MODELS, Lake, begun
-from tests.destinations.reference import Source, assert_same, reading_session, stored_rows
+from tests.destinations.reference import Source, assert_same, copy_of, reading_session, stored_rows
 from tests.destinations.test_lake_modes import copies_story, keyed_story
 from walflow.config import load_settings
 from walflow.config.lake import Mode
@@ -22,7 +22,7 @@ from walflow.destinations import open_destination
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, MaintenancePlan, TablePlan
 from walflow.errors import ConfigError
-from walflow.model import Column, PgType, TableSchema
+from walflow.model import Column, Lsn, PgType, TableSchema
 from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
 from walflow.testing.sources import make_schema, way_to
 
@@ -93,7 +93,7 @@ class Table:
         self.source.events(self.spark)
         files = [self.source.copy_file()]
         position = self.source.position
-        self.destination.adopt_files(self.source.schema, files, position, overflow=False)
+        self.destination.copy(copy_of(self.source.schema, files, position, overflow=False))
         self.check()
 
     def change(self) -> None:
@@ -107,7 +107,7 @@ class Table:
             source.update(source.find(id=3), unsent=["big"], n=(source.find(id=3)["n"] or 0) + 1)
             source.delete(source.find(id=4))
             source.insert(id=4, n=None, big="new")
-        self.destination.write_events(source.events(self.spark))
+        self.destination.apply(source.events(self.spark))
         self.check()
 
     def check(self) -> None:
@@ -157,7 +157,7 @@ def test_a_table_is_copied_changed_reshaped_compacted_and_copied_again(
     before_form, after_form = table.source.schema, with_column(table.source.schema)
     table.source.schema = after_form
     table.source.rows = [{**row, "later": 7} for row in table.source.rows]
-    table.destination.change_table(way_to(before_form, after_form, {"later": 7}))
+    table.destination.evolve(way_to(before_form, after_form, {"later": 7}))
     table.check()
     table.change()
     table.copy()
@@ -240,7 +240,7 @@ def test_the_setting_reaches_the_tables(spark: SparkSession, tmp_path: Path) -> 
     # As text, which is all that the environment and the command line have.
     settings = load_settings(None, given | {"destination.format_version": "2"}, {})
     opened = open_destination(settings, "source", spark=spark, warm_up=False)
-    opened.destination.truncate_table(SCHEMA)
+    opened.destination.copy(copy_of(SCHEMA, [], Lsn(1)))
     session = reading_session(spark, tmp_path / "lake")
     shown = session.sql(f"SHOW TBLPROPERTIES {table_identifier(SCHEMA.name)} ('format-version')")
     assert shown.collect()[0]["value"] == "2"

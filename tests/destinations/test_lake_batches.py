@@ -20,12 +20,13 @@ from tests.destinations.reference import (
     Inexact,
     Source,
     assert_same,
+    copy_of,
     iceberg_lake,
     make_schema,
     reading_session,
     stored_rows,
 )
-from walflow.destinations.base import Destination, Events, Positioned, TablesFailed
+from walflow.destinations.base import TableChanges
 from walflow.errors import DestinationError
 from walflow.model import ChangeStats, Lsn, Span, TableSchema
 
@@ -175,8 +176,6 @@ BATCHES = (
 def test_batches_of_every_kind(pair: Pair) -> None:
     """Each is one commit that tells its position; a round that comes again changes nothing, nor
     in a process that knows nothing yet."""
-    assert isinstance(pair.destination, Destination)
-    assert isinstance(pair.destination, Positioned)
     source, batches, positions = pair.source, [], [pair.source.position]
     assert pair.destination.applied(KEYED) == source.position
     for change in BATCHES:
@@ -187,8 +186,8 @@ def test_batches_of_every_kind(pair: Pair) -> None:
     again = pair.another_destination()
     assert again.applied(KEYED) == source.position
     for events in batches:
-        pair.destination.write_events(events)
-        again.write_events(events)
+        pair.destination.apply(events)
+        again.apply(events)
     again.shutdown()
     pair.check()
     assert pair.positions() == positions
@@ -208,8 +207,8 @@ def test_only_what_is_after_the_position_is_applied(pair: Pair) -> None:
     with source.transaction():
         source.insert(id=3, a="x", b="x", n=1)
     events = source.events(pair.spark)
-    pair.destination.adopt_files(KEYED, [source_copy], early, False)
-    pair.destination.write_events(events)
+    pair.destination.copy(copy_of(KEYED, [source_copy], early, False))
+    pair.destination.apply(events)
     pair.check()
 
     begin = source.position
@@ -218,20 +217,19 @@ def test_only_what_is_after_the_position_is_applied(pair: Pair) -> None:
         with source.transaction():
             source.insert(id=number, a=None, b="b", n=number)
         batches.append(source.events(pair.spark))
-    pair.destination.write_events(batches[0])
-    pair.destination.write_events(_together(batches[:3], begin))
-    pair.destination.write_events(batches[2])
-    pair.destination.write_events(_together(batches, begin))
+    pair.destination.apply(batches[0])
+    pair.destination.apply(_together(batches[:3], begin))
+    pair.destination.apply(batches[2])
+    pair.destination.apply(_together(batches, begin))
     pair.check()
     assert pair.destination.applied(KEYED) == source.position
 
 
-def _together(batches: Sequence[Events], after: Lsn) -> Events:
-    parts = [events.tables[0] for events in batches]
-    files = tuple(file for part in parts for file in part.files)
-    stats = sum((part.stats for part in parts), ChangeStats())
-    changes = replace(parts[0], files=files, stats=stats)
-    return Events(Span(after, batches[-1].span.upto), (changes,))
+def _together(batches: Sequence[TableChanges], after: Lsn) -> TableChanges:
+    files = tuple(file for part in batches for file in part.files)
+    stats = sum((part.stats for part in batches), ChangeStats())
+    span = Span(after, batches[-1].span.upto)
+    return replace(batches[0], files=files, stats=stats, span=span)
 
 
 def test_a_partial_row_without_its_base_is_an_error_and_not_null(pair: Pair) -> None:
@@ -247,7 +245,7 @@ def test_a_partial_row_without_its_base_is_an_error_and_not_null(pair: Pair) -> 
     assert applied is not None
     with pytest.raises(DestinationError) as failed:
         # As if nothing was missing in between.
-        pair.destination.write_events(Events(Span(applied, events.span.upto), events.tables))
+        pair.destination.apply(replace(events, span=Span(applied, events.span.upto)))
     told = f"{failed.value} {failed.value.__cause__}"
     assert "lacks a row whose unchanged columns" in told
     assert_same(pair.rows(), before)
@@ -347,7 +345,7 @@ def test_keyless_rows_come_and_go_copy_by_copy(make_pair: MakePair) -> None:
         source.insert(a="z", f=-1.0)
         source.delete(source.rows[-1])
     events = pair.batch()
-    pair.destination.write_events(events)
+    pair.destination.apply(events)
     pair.check()
     with source.transaction():
         source.truncate()
@@ -410,7 +408,7 @@ def test_random_batches(make_pair: MakePair) -> None:
                     _random_change(source, chance, truncates=number == 1)
         batches.append(pair.batch(pieces=chance.randint(1, 4)))
     for events in batches:
-        pair.destination.write_events(events)
+        pair.destination.apply(events)
     pair.check()
 
 
@@ -441,35 +439,6 @@ def _random_change(source: Source, chance: random.Random, truncates: bool) -> No
         source.update(chance.choice(source.rows), unsent, **changed)
 
 
-def test_several_tables_at_once_and_one_that_fails(spark: SparkSession, tmp_path: Path) -> None:
-    pairs = []
-    for name in ("one", "two", "three"):
-        (tmp_path / name).mkdir()
-        schema = make_schema({"id": "bigint", "v": "string"}, ["id"], name)
-        pair = Pair(spark, tmp_path / name, schema)
-        with pair.source.transaction():
-            pair.source.insert(id=1, v="a")
-        pairs.append(pair)
-    destination = iceberg_lake(spark, tmp_path / "all", OWNER)
-    for pair in pairs[:2]:
-        pair.source.events(spark)
-        file = pair.source.copy_file()
-        destination.adopt_files(pair.source.schema, [file], pair.source.position, False)
-    for pair in pairs:
-        with pair.source.transaction():
-            pair.source.update(pair.source.find(id=1), v="b")
-    batches = [pair.source.events(spark) for pair in pairs]
-    together = Events(batches[0].span, tuple(events.tables[0] for events in batches))
-    with pytest.raises(TablesFailed) as failed:
-        destination.write_events(together)
-    assert [name.name for name in failed.value.failures] == ["three"]
-    session = reading_session(spark, tmp_path / "all")
-    for pair in pairs[:2]:
-        assert_same(stored_rows(session, pair.source.schema), pair.source.rows)
-        assert destination.applied(pair.source.schema) == together.span.upto
-    destination.shutdown()
-
-
 def test_many_tables_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """Each in a thread of its own that knows nothing of the others."""
     destination = iceberg_lake(spark, tmp_path / "all", OWNER)
@@ -480,7 +449,7 @@ def test_many_tables_at_once(spark: SparkSession, tmp_path: Path) -> None:
         with source.transaction():
             source.insert(id=1, v=f"{number}")
         source.events(spark)
-        destination.adopt_files(schema, [source.copy_file()], source.position, overflow=False)
+        destination.copy(copy_of(schema, [source.copy_file()], source.position, overflow=False))
         with source.transaction():
             source.insert(id=2, v=f"more of {number}")
         events = [source.events(spark)]
@@ -488,7 +457,7 @@ def test_many_tables_at_once(spark: SparkSession, tmp_path: Path) -> None:
             source.update(source.find(id=1), v="new")
         events.append(source.events(spark))
         for one in (*events, *events):
-            destination.write_events(one)
+            destination.apply(one)
         return source
 
     with ThreadPoolExecutor(8) as threads:
@@ -511,7 +480,7 @@ def test_many_batches_do_not_pile_up_in_memory(pair: Pair) -> None:
         with source.transaction():
             row = source.update(source.find(n=1), unsent=["a"], b=f"{number}")
             source.update(row, unsent=["a"], id=100 + number)
-        pair.destination.write_events(source.events(pair.spark))
+        pair.destination.apply(source.events(pair.spark))
     pair.check()
     # Three a round are made. Some of Spark's threads still know the round they were started in.
     assert _held_after_collection(pair.spark, before, allowed=9) <= 9

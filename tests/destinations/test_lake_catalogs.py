@@ -18,11 +18,12 @@ from tests.destinations.reference import (
     Row,
     Source,
     assert_same,
+    copy_of,
     make_schema,
     reading_session,
     rows_of,
 )
-from walflow.destinations.base import ConsistentCut, Events, TableProgress
+from walflow.destinations.base import ConsistentCut, TableChanges, TableProgress
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination
 from walflow.errors import DestinationError
@@ -70,13 +71,13 @@ class Lake:
     def copy(self, overflow: bool = False) -> None:
         self.source.events(self.spark)
         files = [self.source.copy_file(overflow)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
+        self.destination.copy(copy_of(self.source.schema, files, self.source.position, overflow))
 
-    def batch(self, change: Callable[[Source], object], pieces: int = 1) -> Events:
+    def batch(self, change: Callable[[Source], object], pieces: int = 1) -> TableChanges:
         with self.source.transaction():
             change(self.source)
         events = self.source.events(self.spark, pieces)
-        self.destination.write_events(events)
+        self.destination.apply(events)
         self.check()
         return events
 
@@ -106,7 +107,7 @@ def make_kept(spark: SparkSession, metastore: Metastore) -> Iterator[MakeLake]:
 
     yield make
     for lake in made:
-        lake.destination.drop_table(lake.source.schema)
+        lake.destination.drop(lake.source.schema)
         assert not list(lake.warehouse.rglob("*.parquet"))
 
 
@@ -174,12 +175,12 @@ def test_every_kind_of_batch_is_one_commit(lake: Lake, way: str) -> None:
     for number, change in enumerate(BATCHES):
         before = lake.snapshots(NAME)
         events = lake.batch(change, pieces=2)
-        lake.destination.write_events(events)
+        lake.destination.apply(events)
         assert lake.snapshots(NAME) == before + 1, change.__name__
         if number % 2:
             # A process that knows nothing yet.
             lake.start()
-            lake.destination.write_events(events)
+            lake.destination.apply(events)
             lake.check()
 
 
@@ -188,11 +189,11 @@ def test_tables_in_hive(kept: Lake) -> None:
         kept.batch(change)
     assert kept.destination.own_tables() == [NAME]
     other = replace(KEYED, name=TableName("public", "other"))
-    assert kept.destination.rename_table(KEYED, other.name)
+    assert kept.destination.rename(KEYED, other.name)
     assert kept.destination.applied(other) == kept.source.position
-    assert kept.destination.rename_table(other, NAME)
+    assert kept.destination.rename(other, NAME)
     kept.check()
-    kept.destination.drop_table(KEYED)
+    kept.destination.drop(KEYED)
     assert kept.destination.own_tables() == []
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
         kept.rows()
@@ -285,7 +286,7 @@ def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
 def shown_in_cut(lake: Lake) -> list[list[str]]:
     """The columns of each row in a picture that is made now."""
     at = lake.source.position
-    lake.destination.record_progress(ConsistentCut(at, at, None, (TableProgress(NAME, NAME, at),)))
+    lake.destination.keep_cut(ConsistentCut(at, at, None, (TableProgress(NAME, NAME, at),)))
     found = lake.destination.as_of()
     assert found is not None
     (query,) = found.queries
@@ -307,10 +308,10 @@ def test_its_schema_changes(kept: Lake) -> None:
         ),
     )
     way = evolution(before, after, trust_rewrites=False)
-    kept.destination.change_table(way)
+    kept.destination.evolve(way)
     kept.start()
     assert kept.destination.applied(after) == kept.source.position
-    kept.destination.change_table(way)
+    kept.destination.evolve(way)
     source = Source(after, kept.warehouse.parent / "log")
     source._lsn, source._cut = kept.source._lsn, kept.source._cut
     source.rows = [

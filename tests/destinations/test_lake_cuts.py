@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.destinations.reference import Source, make_schema, reading_session
-from walflow.destinations.base import ConsistentCut, KeepsProgress, TableProgress
+from tests.destinations.reference import Source, copy_of, make_schema, reading_session
+from walflow.destinations.base import ConsistentCut, TableProgress
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, MaintenancePlan, Owner
 from walflow.destinations.lake.keeping import Keeping
@@ -73,14 +73,14 @@ class Shop:
                 source.insert(id=1, n=0)
             source.events(spark)
             files = [source.copy_file()]
-            self.destination.adopt_files(source.schema, files, source.position, False)
+            self.destination.copy(copy_of(source.schema, files, source.position, False))
 
     def batch(self, number: int) -> None:
         for source in self.sources:
             with source.transaction():
                 source.update(source.find(id=1), n=number)
                 source.insert(id=number + 1, n=number)
-            self.destination.write_events(source.events(self.spark))
+            self.destination.apply(source.events(self.spark))
 
     def record(self, commit_time: int | None = None) -> Lsn:
         """The tables have the same positions here."""
@@ -90,7 +90,7 @@ class Shop:
             for source in self.sources
         )
         upto = Lsn(position + 3)
-        self.destination.record_progress(ConsistentCut(position, upto, commit_time, tables))
+        self.destination.keep_cut(ConsistentCut(position, upto, commit_time, tables))
         return position
 
     def maintain(self) -> None:
@@ -119,7 +119,6 @@ def test_cuts_outlive_batches_maintenance_and_the_process(
 ) -> None:
     maintenance = MaintenancePlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
     shop = Shop(spark, tmp_path, maintenance)
-    assert isinstance(shop.destination, KeepsProgress)
     assert shop.destination.as_of() is None
     assert shop.destination.oldest_cut() is None
     kept: dict[int, Lsn] = {}
@@ -153,20 +152,20 @@ def test_cuts_outlive_batches_maintenance_and_the_process(
         TableProgress(source.schema.name, source.schema.name, source.position)
         for source in shop.sources
     )
-    assert again.record_progress(ConsistentCut(Lsn(5000), Lsn(5000), None, tables))
+    assert again.keep_cut(ConsistentCut(Lsn(5000), Lsn(5000), None, tables))
     last = again.as_of()
     assert last is not None
     assert (last.cut.since, last.cut.commit_time) == (Lsn(5000), None)
     # Another table of the same name has versions of its own, none of them from before it.
     first = shop.sources[0]
-    again.drop_table(first.schema)
-    again.adopt_files(first.schema, [first.copy_file()], first.position, overflow=False)
-    assert again.record_progress(ConsistentCut(Lsn(6000), Lsn(6000), None, tables))
+    again.drop(first.schema)
+    again.copy(copy_of(first.schema, [first.copy_file()], first.position, overflow=False))
+    assert again.keep_cut(ConsistentCut(Lsn(6000), Lsn(6000), None, tables))
     last = again.as_of()
     assert last is not None
     assert None not in last.queries
     before = tuple(replace(table, position=Lsn(1)) for table in tables)
-    assert not again.record_progress(ConsistentCut(Lsn(7000), Lsn(7000), None, before))
+    assert not again.keep_cut(ConsistentCut(Lsn(7000), Lsn(7000), None, before))
     again.shutdown()
 
 

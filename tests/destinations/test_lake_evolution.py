@@ -20,19 +20,20 @@ from tests.destinations.reference import (
     Row,
     Source,
     assert_same,
+    copy_of,
     iceberg_lake,
     reading_session,
     stored_rows,
 )
 from walflow.config.lake import Mode
-from walflow.destinations.base import ChangesTables, Events, FormerChanges, RenamesTables
+from walflow.destinations.base import FormerChanges, TableChanges
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
 from walflow.destinations.lake import LakeDestination, Metadata, TablePlan
 from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
-from walflow.model import Column, PgType, Span, TableName, TableSchema
+from walflow.model import Column, Lsn, PgType, Span, TableName, TableSchema
 from walflow.testing.sources import way_to
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("way")]
@@ -81,7 +82,7 @@ class Evolving:
     def adopt(self, *, overflow: bool = False) -> None:
         self.source.events(self.spark)
         files = [self.source.copy_file(overflow)]
-        self.destination.adopt_files(self.source.schema, files, self.source.position, overflow)
+        self.destination.copy(copy_of(self.source.schema, files, self.source.position, overflow))
 
     def evolve(self, after: TableSchema, **missing: object) -> Evolution:
         """The source gets another form."""
@@ -100,16 +101,16 @@ class Evolving:
         """So does its table, which is the same after a second time."""
         evolution = self.evolve(after, **missing)
         position = self.destination.applied(after)
-        self.destination.change_table(evolution)
+        self.destination.evolve(evolution)
         self.check()
         versions = self.versions()
-        self.opened().change_table(evolution)
+        self.opened().evolve(evolution)
         assert self.versions() == versions
         assert self.destination.applied(after) == position
         assert self.opened().applied(after) == position
 
     def batch(self) -> None:
-        self.destination.write_events(self.source.events(self.spark))
+        self.destination.apply(self.source.events(self.spark))
         self.check()
 
     def check(self) -> None:
@@ -302,16 +303,16 @@ def test_deleted_rows_that_another_key_cannot_tell_apart(evolving: MakeEvolving)
     with source.transaction():
         for row in [row for row in source.rows if row["id"] is None]:
             source.delete(row)
-    destination.write_events(source.events(pair.spark))
+    destination.apply(source.events(pair.spark))
     # Rows without a key are no rows of one key.
-    destination.change_table(pair.evolve(form(columns)))
-    destination.change_table(pair.evolve(form(columns, [])))
+    destination.evolve(pair.evolve(form(columns)))
+    destination.evolve(pair.evolve(form(columns, [])))
     with source.transaction():
         source.update(source.find(id=1), a="x2")
-    destination.write_events(source.events(pair.spark))
+    destination.apply(source.events(pair.spark))
     way = pair.evolve(form(columns))
     with pytest.raises(DestinationError, match="several rows under one key") as refused:
-        destination.change_table(way)
+        destination.evolve(way)
     assert not refused.value.retry
     # So, too, if it was copied again for it.
     with source.transaction():
@@ -353,7 +354,7 @@ def test_a_history_keeps_what_was_dropped(evolving: MakeEvolving) -> None:
     pair = evolving(ABC, TablePlan(mode="history"))
     pair.copy(*ROWS)
     after = form({"id": "1 bigint", "a": "5 int", "c": "3 string", "n": "4 int"})
-    pair.destination.change_table(way_to(ABC, after, {"a": 5}))
+    pair.destination.evolve(way_to(ABC, after, {"a": 5}))
     rows = pair.session.table(IDENTIFIER).select("a__dropped_2", "a", "c").collect()
     assert sorted(map(tuple, rows)) == [(f"a{i}", 5, f"b{i}") for i in range(4)]
 
@@ -386,8 +387,8 @@ def test_values_from_before_a_drop_that_come_with_changes_from_after_it(
         source.insert(id=9, b="after", a=9)
     third = source.events(pair.spark)
     whole = way_to(ABC, source.schema, {})
-    pair.destination.change_table(whole)
-    pair.destination.write_events(together((first, whole), (second, evolution), third))
+    pair.destination.evolve(whole)
+    pair.destination.apply(together((first, whole), (second, evolution), third))
 
     rows = pair.session.table(IDENTIFIER).where("_CHANGE_TYPE <> 'copy'")
     found = sorted(map(tuple, rows.select("id", "b", "a__dropped_2", "n").collect()), key=str)
@@ -419,17 +420,18 @@ def test_values_from_before_a_drop_that_come_with_changes_from_after_it(
 
 
 def together(
-    first: tuple[Events, Evolution], second: tuple[Events, Evolution], last: Events
-) -> Events:
+    first: tuple[TableChanges, Evolution],
+    second: tuple[TableChanges, Evolution],
+    last: TableChanges,
+) -> TableChanges:
     """Changes of three forms as one round."""
-    (present,) = last.tables
-    parts = [(events.tables[0], evolution) for events, evolution in (first, second)]
-    changes = replace(
-        present,
-        stats=sum((part.stats for part, _ in parts), present.stats),
+    parts = (first, second)
+    return replace(
+        last,
+        stats=sum((part.stats for part, _ in parts), last.stats),
         former=tuple(FormerChanges(part.files, evolution) for part, evolution in parts),
+        span=Span(first[0].span.after, last.span.upto),
     )
-    return Events(Span(first[0].span.after, last.span.upto), (changes,))
 
 
 def test_a_table_without_rows(evolving: MakeEvolving) -> None:
@@ -460,16 +462,16 @@ def test_it_goes_on_from_wherever_it_broke_off(
         pair.source.schema, pair.source.rows = before, list(full)
         pair.adopt(overflow=True)
         evolution = pair.evolve(after, l=[1, 2])
-        change = partial(pair.opened().change_table, evolution)
+        change = partial(pair.opened().evolve, evolution)
         if not breaking.at(step, change):
             break
         if step % 2 and way == "sql":
             # Who goes on may have the other way.
             with monkeypatch.context() as other:
                 other.setattr("walflow.destinations.iceberg.format.open_bridge", open_bridge)
-                pair.opened().change_table(evolution)
+                pair.opened().evolve(evolution)
         else:
-            pair.opened().change_table(evolution)
+            pair.opened().evolve(evolution)
         pair.check()
         assert pair.columns()[:-1] == list(after.column_names)
     pair.check()
@@ -542,7 +544,7 @@ def test_names_of_ours_are_refused(evolving: MakeEvolving) -> None:
     pair.copy(*ROWS)
     columns = {"id": "1 bigint", "a": "2 string", "b": "3 string", "n": "4 int", "_LSN": "5 bigint"}
     with pytest.raises(DestinationError, match="has a column _LSN") as refused:
-        pair.destination.change_table(way_to(ABC, form(columns), {}))
+        pair.destination.evolve(way_to(ABC, form(columns), {}))
     assert not refused.value.retry
     assert refused.value.hint
     pair.check()
@@ -556,14 +558,14 @@ def test_what_cannot_be_followed_changes_nothing(evolving: MakeEvolving) -> None
     pair = evolving(ABC)
     after = form({"id": "1 bigint", "extra": "3 string", "n": "4 int"})
     with pytest.raises(NotFollowed, match="no complete copy"):
-        pair.destination.change_table(way_to(ABC, after, {}))
+        pair.destination.evolve(way_to(ABC, after, {}))
     pair.copy(*ROWS)
     pair.session.sql(f"ALTER TABLE {IDENTIFIER} ADD COLUMN extra int")
     with pytest.raises(NotFollowed, match="has a column extra already"):
-        pair.destination.change_table(way_to(ABC, after, {}))
+        pair.destination.evolve(way_to(ABC, after, {}))
     other = form({"id": "1 bigint", "a": "3 string"})
     with pytest.raises(NotFollowed, match="neither form"):
-        pair.destination.change_table(way_to(other, after, {}))
+        pair.destination.evolve(way_to(other, after, {}))
     pair.check()
 
 
@@ -572,9 +574,7 @@ def test_tables_in_folders_have_the_names_of_these(evolving: MakeEvolving) -> No
     pair = evolving(ABC)
     pair.copy(*ROWS)
     before = sorted(pair.warehouse.rglob("*"))
-    assert isinstance(pair.destination, RenamesTables)
-    assert isinstance(pair.destination, ChangesTables)
-    assert not pair.destination.rename_table(ABC, TableName("other", "t"))
+    assert not pair.destination.rename(ABC, TableName("other", "t"))
     assert sorted(pair.warehouse.rglob("*")) == before
     pair.check()
 
@@ -590,27 +590,27 @@ def test_a_table_gets_another_name(
     with source.transaction():
         for row in ROWS:
             source.insert(**row)
-    destination.adopt_files(ABC, [source.copy_file()], source.position, overflow=False)
+    destination.copy(copy_of(ABC, [source.copy_file()], source.position, overflow=False))
     source.events(spark)
     renamed = replace(ABC, name=TableName("public", "u"))
     for _ in range(2):
-        assert destination.rename_table(ABC, renamed.name)
+        assert destination.rename(ABC, renamed.name)
         assert destination.applied(ABC) is None
         assert destination.applied(renamed) == source.position
     source.schema = renamed
     with source.transaction():
         source.delete(source.find(id=1))
-    destination.write_events(source.events(spark))
+    destination.apply(source.events(spark))
     # Another table of the former name is another table, in a folder of its own.
-    destination.truncate_table(ABC)
-    assert not destination.rename_table(ABC, renamed.name)
+    destination.copy(copy_of(ABC, [], Lsn(1)))
+    assert not destination.rename(ABC, renamed.name)
     folders = {
         Path(row["file"]).parent
         for name in (ABC.name, renamed.name)
         for row in session.table(f"{table_identifier(name)}.metadata_log_entries").collect()
     }
     assert len(folders) == 2
-    destination.drop_table(ABC)
+    destination.drop(ABC)
     assert_same(stored_rows(session, renamed), source.rows)
-    destination.drop_table(renamed)
+    destination.drop(renamed)
     destination.shutdown()

@@ -14,11 +14,11 @@ import pytest
 from tests.destinations.reference import (
     Source,
     assert_same,
+    copy_of,
     make_schema,
     reading_session,
     stored_rows,
 )
-from walflow.destinations.base import Maintains
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import Version
@@ -134,7 +134,7 @@ class Lake:
                 self.source.insert(id=number, n=0, a="from the beginning")
         self.source.events(spark)
         files = [self.source.copy_file()]
-        self.destination.adopt_files(SCHEMA, files, self.source.position, False)
+        self.destination.copy(copy_of(SCHEMA, files, self.source.position, False))
 
     def batch(self, number: int) -> None:
         with self.source.transaction():
@@ -142,7 +142,7 @@ class Lake:
             self.source.insert(id=1000 + number, n=number, a="later")
             if number % 3 == 2:
                 self.source.delete(self.source.find(id=1000 + number - 1))
-        self.destination.write_events(self.source.events(self.spark))
+        self.destination.apply(self.source.events(self.spark))
 
     def check(self) -> None:
         assert_same(stored_rows(self.session, SCHEMA), self.source.rows)
@@ -177,7 +177,6 @@ def test_batches_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it
         interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15
     )
     lake = Lake(spark, tmp_path, maintenance)
-    assert isinstance(lake.destination, Maintains)
     reader = Reader(lake)
     reader.start()
     seen = []

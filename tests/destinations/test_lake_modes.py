@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.destinations.modes import KEYED, KEYLESS, MODELS, Lake, Note, NotedSource, Told, begun
-from tests.destinations.reference import Inexact, Row, assert_same, make_schema
+from tests.destinations.reference import Inexact, Row, assert_same, copy_of, make_schema
 from walflow.config.lake import Mode
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.destinations.iceberg import table_identifier
 from walflow.destinations.lake import Metadata, TablePlan
 from walflow.errors import DestinationError
@@ -143,7 +143,7 @@ def copies_story(source: NotedSource) -> Iterator[None]:
     yield
 
 
-def _tell(told: Told, story: Story, every: int) -> list[Events]:
+def _tell(told: Told, story: Story, every: int) -> list[TableChanges]:
     """In rounds of so many parts of the story."""
     batches = []
     for number, _ in enumerate(story(told.source), 1):
@@ -205,10 +205,10 @@ def test_a_story_in_one_batch_and_in_several(
     parts.check()
 
     # What was applied comes again, alone and as the first part of a round.
-    whole.destination.write_events(batches[0])
-    parts.destination.write_events(several[0])
+    whole.destination.apply(batches[0])
+    parts.destination.apply(several[0])
     overlapping = replace(batches[0], span=Span(batches[0].span.after, several[-1].span.upto))
-    parts.destination.write_events(overlapping)
+    parts.destination.apply(overlapping)
     parts.check()
     whole.check()
     assert lake.commits(schema, "whole") == commits
@@ -238,7 +238,7 @@ def _noted(told: Told, kind: str, new: Row | None = None, old: Row | None = None
 def _copied_again(told: Told, schema: TableSchema | None = None) -> None:
     told.source.events(told.lake.spark)
     files, position = [told.source.copy_file()], told.source.position
-    told.destination.adopt_files(schema or told.schema, files, position, False)
+    told.destination.copy(copy_of(schema or told.schema, files, position, False))
 
 
 @pytest.mark.parametrize("mode", PAST)
@@ -323,7 +323,7 @@ def test_a_new_copy_of_another_form(lake: Lake) -> None:
             source.insert(
                 id=number, a=f"a{number}", bb=f"b{number}", n=number, c=number % 2 or None
             )
-    told.destination.adopt_files(added, [source.copy_file()], source.position, False)
+    told.destination.copy(copy_of(added, [source.copy_file()], source.position, False))
     newest = {row["id"]: row for row in sorted(told.rows(), key=lambda row: row["_LSN"])}
     told_of = {n: (row["_CHANGE_TYPE"], row["bb"], row["c"]) for n, row in newest.items()}
     assert told_of == {
@@ -339,12 +339,12 @@ def test_a_new_copy_of_another_form(lake: Lake) -> None:
     source = NotedSource(other, lake.folder / "form-log")
     source._lsn = 3000
     with pytest.raises(DestinationError, match="column a was string, and is int") as caught:
-        told.destination.adopt_files(other, [source.copy_file()], source.position, False)
+        told.destination.copy(copy_of(other, [source.copy_file()], source.position, False))
     assert not caught.value.retry
     assert "DROP TABLE" in caught.value.hint
     # Nor is it taken for the table's future what was before it.
     with pytest.raises(DestinationError, match="set back"):
-        told.destination.adopt_files(added, [source.copy_file()], Lsn(1500), False)
+        told.destination.copy(copy_of(added, [source.copy_file()], Lsn(1500), False))
     assert_same(told.rows(), rows)
 
 
@@ -391,7 +391,7 @@ def test_metadata_as_it_is_wanted(lake: Lake) -> None:
     )
     clash = make_schema({"id": "bigint", "op": "string"}, ["id"], name="clash")
     with pytest.raises(DestinationError, match="has a column op") as caught:
-        told.destination.adopt_files(clash, [], Lsn(1), False)
+        told.destination.copy(copy_of(clash, [], Lsn(1), False))
     assert not caught.value.retry
 
     bare = Told(lake, KEYED, "history", "bare", TablePlan(mode="history", metadata=None))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.destinations.pairs import KEYED, Pair
 from tests.destinations.reference import make_schema
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.destinations.iceberg.columnar.engine import ColumnarTables
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
@@ -35,13 +35,13 @@ class Room:
     """A table with three batches."""
 
     pair: Pair
-    events: list[Events]
+    events: list[TableChanges]
 
     @property
     def identifier(self) -> str:
         return self.pair.format.identifier(self.pair.source.schema.name)
 
-    def change(self, value: str) -> Events:
+    def change(self, value: str) -> TableChanges:
         """What the next batch is, which is not applied."""
         source = self.pair.source
         with source.transaction():
@@ -53,8 +53,8 @@ class Room:
                 source.insert(a=value, n=1)
         return source.events(self.pair.spark)
 
-    def write(self, events: Events) -> None:
-        self.pair.destination.write_events(events)
+    def write(self, events: TableChanges) -> None:
+        self.pair.destination.apply(events)
 
     def set_back(self, batches: int) -> None:
         """Somebody makes the table what it was so many batches ago."""

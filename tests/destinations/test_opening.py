@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -14,10 +13,16 @@ from click.testing import CliRunner
 
 from walflow.cli import walflow
 from walflow.config import Settings, load_settings
-from walflow.destinations import check_folder, check_uri, open_destination, warehouse_of
-from walflow.destinations.base import TablesFailed
+from walflow.destinations import (
+    OpenDestination,
+    check_folder,
+    check_uri,
+    open_destination,
+    warehouse_of,
+)
 from walflow.destinations.http import HttpDestination, HttpOptions
-from walflow.errors import BadUri, ConfigError, DestinationError, DestinationForeign
+from walflow.destinations.own import OwnDestination
+from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.model import TableName
 
 ONE, TWO = TableName("public", "one"), TableName("public", "two")
@@ -191,23 +196,6 @@ def test_the_demo_makes_no_folder_of_a_uri(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tables_failed_can_be_tried_again() -> None:
-    failed = TablesFailed({ONE: DestinationError("busy"), TWO: RuntimeError("Spark")})
-    assert (failed.retry, failed.exit_code) == (True, 50)
-    assert failed.message == "public.one: busy (and 1 more)"
-
-
-def test_one_table_that_cannot_be_tried_again_speaks_for_all() -> None:
-    foreign = DestinationForeign("not ours", hint="move it")
-    failed = TablesFailed({ONE: RuntimeError("Spark"), TWO: foreign})
-    back = pickle.loads(pickle.dumps(failed))
-    for error in (failed, back):
-        assert (error.retry, error.exit_code, error.hint) == (False, 51, "move it")
-        assert error.message == "public.two: not ours (and 1 more)"
-        assert list(error.failures) == [ONE, TWO]
-    assert TablesFailed.retry  # of other errors nothing has changed
-
-
 # -- by URI -----------------------------------------------------------------------------------
 
 OWN = """
@@ -259,10 +247,15 @@ def settings_of(uri: str, environment: Any = None, **options: str) -> Settings:
     )
 
 
+def given(opened: OpenDestination) -> Any:
+    assert isinstance(opened.destination, OwnDestination)
+    return opened.destination.given
+
+
 def test_a_class_of_ones_own(own: None) -> None:
     settings = settings_of("python:own_sink:Sink", url="x", depth="2")
     opened = open_destination(settings, "", spark=ANY_SESSION)
-    sink: Any = opened.destination
+    sink = given(opened)
     assert (sink.url, sink.depth, sink.calls) == ("x", "2", ["startup"])
     opened.close()
     assert sink.calls == ["startup", "shutdown"]
@@ -300,7 +293,7 @@ def test_a_kind_that_a_package_brings(own: None, monkeypatch: pytest.MonkeyPatch
     # Its module is imported as any that is installed.
     monkeypatch.syspath_prepend(str(Path.cwd()))
     opened = open_destination(settings_of("sink://host/x"), "", spark=ANY_SESSION)
-    assert opened.destination.url == "sink://host/x"  # type: ignore[attr-defined]
+    assert given(opened).url == "sink://host/x"
     with pytest.raises(BadUri, match="no known kind"):
         open_destination(settings_of("other://host/x"), "", spark=ANY_SESSION)
 
@@ -311,8 +304,8 @@ def test_a_web_service_with_its_secret_in_the_environment() -> None:
     settings = settings_of("https://host/x", environment, **numbers)
     assert "s3cret" not in f"{settings!r} {settings.model_dump_json()}"
     opened = open_destination(settings, "", spark=ANY_SESSION)
-    assert isinstance(opened.destination, HttpDestination)
-    assert opened.destination.options == HttpOptions(secret="s3cret", batch_rows=7, gzip=False)
+    assert isinstance(given(opened), HttpDestination)
+    assert given(opened).options == HttpOptions(secret="s3cret", batch_rows=7, gzip=False)
     opened.close()
 
 

@@ -13,18 +13,19 @@ import pytest
 
 from tests.conftest import Database
 from tests.pipeline.running import WAIT, running, settings_for
-from walflow.destinations.base import Events, TablesFailed
 from walflow.destinations.rowwise import (
-    Change,
+    Begin,
+    Commit,
     Delete,
+    Event,
     Insert,
+    Relation,
     Row,
     RowwiseDestination,
     Truncate,
     Update,
 )
-from walflow.errors import DestinationError
-from walflow.model import TableSchema
+from walflow.model import Lsn, TableSchema
 from walflow.testing.sources import Inexact, Source, make_schema
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ class Notes(RowwiseDestination):
     batch_rows = 3
 
     def __init__(self) -> None:
-        self.batches: list[Sequence[Row] | Sequence[Change]] = []
-        self.refused: TableSchema | None = None
+        self.batches: list[Sequence[Row] | Sequence[Event]] = []
 
     def truncate_table(self, table: TableSchema) -> None:
         self.batches.clear()
@@ -49,9 +49,7 @@ class Notes(RowwiseDestination):
     def insert_rows(self, table: TableSchema, rows: Sequence[Row]) -> None:
         self.batches.append(rows)
 
-    def apply_changes(self, table: TableSchema, changes: Sequence[Change]) -> None:
-        if table == self.refused:
-            raise DestinationError("refused")
+    def apply_changes(self, table: TableSchema, changes: Sequence[Event]) -> None:
         self.batches.append(changes)
 
 
@@ -85,20 +83,41 @@ def test_changes_are_objects(spark: SparkSession, tmp_path: Path) -> None:
     assert orders == [(1005, seq) for seq in range(5)]
 
 
-def test_of_several_tables_those_that_fail_are_told(spark: SparkSession, tmp_path: Path) -> None:
-    notes = Notes()
-    batches = []
-    for name in ("one", "two"):
-        source = Source(make_schema({"id": "int"}, ["id"], name), tmp_path)
-        with source.transaction():
-            source.insert(id=1)
-        batches.append(source.events(spark))
-    first, second = (batch.tables[0] for batch in batches)
-    notes.refused = first.schema
-    with pytest.raises(TablesFailed, match=r"public.one: refused") as failed:
-        notes.write_events(Events(batches[0].span, (first, second)))
-    assert list(failed.value.failures) == [first.schema.name]
-    assert len(notes.batches) == 1
+class Everything(Notes):
+    transactions = True
+
+
+def test_all_events_in_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    source = Source(make_schema({"id": "bigint"}, ["id"]), tmp_path)
+    with source.transaction():
+        for number in range(1, 5):
+            source.insert(id=number)
+    with source.transaction():
+        source.truncate()
+    notes = Everything()
+    notes.write_events(source.events(spark))
+    # A transaction may go on in the next batch.
+    assert [[type(event).__name__ for event in batch] for batch in notes.batches] == [
+        ["Relation", "Begin", "Insert", "Insert", "Insert"],
+        ["Insert", "Commit", "Begin", "Truncate"],
+        ["Commit"],
+    ]
+    relation, begin, *_ = notes.batches[0]
+    assert relation == Relation(source.schema)
+    assert isinstance(begin, Begin)
+    _, first, *_, last = (event for batch in notes.batches[1:] for event in batch)
+    assert isinstance(first, Commit)
+    assert isinstance(last, Commit)
+    assert (first.xid, first.lsn, first.timestamp) == (begin.xid, begin.lsn, begin.timestamp)
+    assert (first.lsn, first.changes) == (Lsn(1005), 4)
+    assert (last.lsn, last.changes) == (Lsn(1015), 1)
+    # Each call says which schema follows, and what came before it is not counted.
+    with source.transaction():
+        source.insert(id=9)
+    notes.batches.clear()
+    notes.write_events(source.events(spark))
+    names = [type(event).__name__ for batch in notes.batches for event in batch]
+    assert names == ["Relation", "Begin", "Insert", "Commit"]
 
 
 class Slow(Notes):

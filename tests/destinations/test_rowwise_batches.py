@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges
 from walflow.destinations.rowwise import Change, CopiedRow, RowwiseDestination
 from walflow.errors import Stopped
 from walflow.model import ChangeStats, Lsn, Span, TableSchema
@@ -67,7 +67,7 @@ def test_it_ends_between_two_batches_and_can_be_used_again(
     monkeypatch.setattr("walflow.spark.batches.arrow_batches", lambda *_, **__: iter(brought))
     monkeypatch.setattr(TableChanges, "changes", None)
     frame: Any = None
-    events = Events(Span(Lsn(1), Lsn(9)), (TableChanges(TABLE, (), ChangeStats(rows=2), frame),))
+    events = TableChanges(TABLE, (), ChangeStats(rows=2), frame, Span(Lsn(1), Lsn(9)))
     kept = Kept()
     for _ in ("the first pipeline", "the second"):
         kept.startup()

@@ -21,7 +21,7 @@ from tests.docs.blocks import TUTORIAL, titled_blocks, write_files
 from tests.stores.settings import settings as store_settings
 from walflow.config import Settings, TypeSettings
 from walflow.destinations import open_destination
-from walflow.destinations.base import Destination
+from walflow.destinations.own import OwnDestination
 from walflow.destinations.rowwise import RowwiseDestination
 from walflow.model import Column, PgType, TableSchema
 from walflow.source.codec.cells import Cells, pad
@@ -76,7 +76,7 @@ class TestTablesInSqlite(DestinationContract):
             yield another
 
     @pytest.fixture
-    def destination(self, reopen: Reopen) -> Destination:
+    def destination(self, reopen: Reopen) -> Any:
         return reopen()
 
     @pytest.fixture
@@ -223,8 +223,9 @@ def test_both_by_name(folder: Path) -> None:
     settings = Settings.model_validate(config)
     anything: Any = object()
     opened = open_destination(settings, "", spark=anything)
-    assert type(opened.destination).__name__ == "Webhook"
-    assert opened.destination.url == "https://example.com/in"  # type: ignore[attr-defined]
+    assert isinstance(opened.destination, OwnDestination)
+    assert type(opened.destination.given).__name__ == "Webhook"
+    assert opened.destination.given.url == "https://example.com/in"
     opened.close()
     store = open_store(store_settings(config["store"]["uri"]))
     assert type(store).__name__ == "LoggingStore"

@@ -28,7 +28,7 @@ from tests.lake.equality import (
 )
 from tests.pipeline.running import catch_up, running, settings_for
 from walflow.config import Settings
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges
 from walflow.destinations.lake import LakeDestination, Owner, plan_of
 from walflow.model import Span
 
@@ -65,7 +65,12 @@ class Recorder(LakeDestination):
     """Remembers the rounds that it was given, and writes them unless told not to."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, given: list[Events], *, writes: bool = True
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        given: list[TableChanges],
+        *,
+        writes: bool = True,
     ) -> None:
         plans = {f"public.{t}": plan_of(settings.apply, f"public.{t}") for t in TABLES}
         owner = Owner(settings.name, "the source")
@@ -73,10 +78,10 @@ class Recorder(LakeDestination):
         self.given = given
         self.writes = writes
 
-    def write_events(self, events: Events) -> None:
-        self.given.append(events)
+    def apply(self, changes: TableChanges) -> None:
+        self.given.append(changes)
         if self.writes:
-            super().write_events(events)
+            super().apply(changes)
 
 
 @dataclass(slots=True)
@@ -85,7 +90,7 @@ class Room:
     database: Database
     settings: Settings
     lake: Lake
-    given: list[Events]
+    given: list[TableChanges]
 
     @contextmanager
     def destination(self) -> Iterator[Recorder]:
@@ -96,7 +101,7 @@ class Room:
         finally:
             made.shutdown()
 
-    def run(self, *batches: Sequence[str], writes: bool = True) -> list[Events]:
+    def run(self, *batches: Sequence[str], writes: bool = True) -> list[TableChanges]:
         """Let the pipeline follow; the rounds that came of it."""
         begin = len(self.given)
         destination = Recorder(self.spark, self.settings, self.given, writes=writes)
@@ -139,17 +144,16 @@ def room(spark: SparkSession, database: Database, tmp_path: Path, lake_format: s
     return made
 
 
-def of_table(given: Sequence[Events], table: str) -> list[Events]:
-    return [events for events in given if events.tables[0].schema.name.name == table]
+def of_table(given: Sequence[TableChanges], table: str) -> list[TableChanges]:
+    return [events for events in given if events.schema.name.name == table]
 
 
-def joined(batches: Sequence[Events]) -> Events:
+def joined(batches: Sequence[TableChanges]) -> TableChanges:
     """The rounds of one table as one."""
-    parts: list[TableChanges] = [events.tables[0] for events in batches]
-    files = tuple(file for part in parts for file in part.files)
-    stats = reduce(add, (part.stats for part in parts))
-    whole = replace(parts[-1], files=files, stats=stats, after=parts[0].after)
-    return Events(Span(batches[0].span.after, batches[-1].span.upto), (whole,))
+    files = tuple(file for part in batches for file in part.files)
+    stats = reduce(add, (part.stats for part in batches))
+    span = Span(batches[0].span.after, batches[-1].span.upto)
+    return replace(batches[-1], files=files, stats=stats, after=batches[0].after, span=span)
 
 
 def test_batches_that_come_again(room: Room) -> None:
@@ -161,8 +165,8 @@ def test_batches_that_come_again(room: Room) -> None:
         assert len(batches) >= 3
         for events in (*reversed(batches), joined(batches)):
             with room.destination() as destination:
-                destination.write_events(events)
-                destination.write_events(events)
+                destination.apply(events)
+                destination.apply(events)
     assert {table: room.state(table) for table in TABLES} == before
 
     # What has come since, together with what the tables have.
@@ -171,9 +175,9 @@ def test_batches_that_come_again(room: Room) -> None:
     for table in TABLES:
         events = joined(of_table([*given, *new], table))
         with room.destination() as destination:
-            destination.write_events(events)
+            destination.apply(events)
             commits = room.lake.commits(table)
-            destination.write_events(events)
+            destination.apply(events)
         assert commits == room.lake.commits(table) == before[table][1] + 1
     assert_equal(room.database, room.lake, SOUGHT)
     # And the pipeline finds that nothing is left to be done.
@@ -188,7 +192,7 @@ def test_a_crash_at_every_step_of_a_batch(room: Room, monkeypatch: pytest.Monkey
     crashes = Crashes(monkeypatch)
     for table in TABLES:
         before = room.state(table)
-        write = partial(Recorder.write_events, events=joined(of_table(new, table)))
+        write = partial(Recorder.apply, changes=joined(of_table(new, table)))
         seen = crash_at_every_step(room, crashes, table, write)
         # A step, before and after it; and whoever crashed after it finds it done.
         assert [state[1] - before[1] for state in seen] == [0] * (len(seen) - 2) + [1, 1], table

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.conftest import Database
 from walflow.config import Settings, load_settings
 from walflow.destinations.base import Destination
+from walflow.destinations.own import BasicDestination
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName
 from walflow.observe.metrics import Metrics
@@ -67,7 +68,7 @@ def running(
     settings: Settings,
     spark: SparkSession,
     *,
-    destination: Destination | None = None,
+    destination: Destination | BasicDestination | None = None,
     store: Store | None = None,
     metrics: Metrics | None = None,
     caught_up: bool = True,

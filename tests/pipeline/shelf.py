@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges
 from walflow.evolution import Evolution
 from walflow.model import Lsn, TableName, TableSchema
 
@@ -55,19 +55,18 @@ class Shelf:
             for row in found:
                 _put(held, table, row)
 
-    def write_events(self, events: Events) -> None:
-        for changes in events.tables:
-            table = changes.schema
-            self.before_batch(table.name)
-            net = changes.net().collect()
-            with self._lock:
-                self.batches[table.name] += 1
-                self._check_schema(table)
-                rows = self.tables[table.name]
-                if changes.truncated:
-                    rows.clear()
-                self._merge(changes, rows, net)
-            self.applied_upto(table.name, events.span.upto)
+    def write_events(self, changes: TableChanges) -> None:
+        table = changes.schema
+        self.before_batch(table.name)
+        net = changes.net().collect()
+        with self._lock:
+            self.batches[table.name] += 1
+            self._check_schema(table)
+            rows = self.tables[table.name]
+            if changes.truncated:
+                rows.clear()
+            self._merge(changes, rows, net)
+        self.applied_upto(table.name, changes.span.upto)
 
     def _merge(self, changes: TableChanges, rows: dict[Row, Row], net: list[Any]) -> None:
         table = changes.schema

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import Database
+from tests.destinations.reference import copy_of
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import find as find_state
 from tests.pipeline.following import wait_phase
@@ -366,7 +367,7 @@ def test_tables_of_the_destination(
         target = TableSchema(
             table.oid, renamed if table is mine else table.name, table.columns, table.key
         )
-        opened.destination.truncate_table(target)
+        opened.destination.copy(copy_of(target, [], Lsn(1)))
         opened.close()
     make(database, settings, tables=(mine, kept))
     told: list[str] = []
@@ -398,7 +399,8 @@ def test_tables_that_are_no_longer_followed(
     lake = tmp_path / "lake"
     source = f"{system_id(database)}/{database.name}"
     other = open_destination(settings_of(database, tmp_path, "other"), source, spark=spark)
-    other.destination.truncate_table(TableSchema(9, TableName("public", "kept"), COLUMNS, ("id",)))
+    theirs = TableSchema(9, TableName("public", "kept"), COLUMNS, ("id",))
+    other.destination.copy(copy_of(theirs, [], Lsn(1)))
     other.close()
     followed = {"steady", "renamed", "leaves", "after"}
     assert tables_in(lake) == {*followed, "kept", "progress_test"}

@@ -14,7 +14,8 @@ from tests.destinations.reference import make_schema
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import HOLD, WAIT, catch_up, in_source, phase_of, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
+from walflow.destinations.own import adapted
 from walflow.errors import DestinationError
 from walflow.model import Phase, TableName, TableSchema
 from walflow.observe.metrics import Metrics
@@ -45,7 +46,7 @@ class Kept:
     def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
         raise NotImplementedError
 
-    def write_events(self, events: Events) -> None:
+    def write_events(self, events: TableChanges) -> None:
         raise NotImplementedError
 
     def maintenance_due(self, table: TableSchema) -> bool:
@@ -64,7 +65,7 @@ def test_what_fails_is_counted_and_told(
 
     metrics = Metrics()
     destination = Kept(fail)
-    maintenance = Maintenance(spark, destination, metrics.pipeline("shop"))
+    maintenance = Maintenance(spark, adapted(destination), metrics.pipeline("shop"))
     maintenance.between_batches(STATE)
     destination.due = False
     maintenance.between_batches(STATE)
@@ -83,7 +84,7 @@ def test_at_the_end_it_is_broken_off(spark: SparkSession) -> None:
         spark.range(10**15).selectExpr("sum(hash(id))").collect()
 
     metrics = Metrics()
-    maintenance = Maintenance(spark, Kept(work), metrics.pipeline("shop"))
+    maintenance = Maintenance(spark, adapted(Kept(work)), metrics.pipeline("shop"))
     lane = threading.Thread(target=maintenance.between_batches, args=(STATE,), daemon=True)
     lane.start()
     assert begun.wait(WAIT)

@@ -100,7 +100,7 @@ def cancel_one_of_two(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def keep_tables(spark: SparkSession, folder: Path) -> str:
     """Copy, append and merge, with a key and without, by the reference that destinations have."""
-    from tests.destinations.reference import Source, assert_same, make_schema, stored_rows
+    from tests.destinations.reference import Source, assert_same, copy_of, make_schema, stored_rows
     from walflow.destinations.iceberg import IcebergFormat
     from walflow.destinations.lake import LakeDestination, Owner
 
@@ -115,11 +115,11 @@ def keep_tables(spark: SparkSession, folder: Path) -> str:
                 for number in range(1, 6):
                     source.insert(id=number, a=f"a{number}", b="b")
             source.events(spark)
-            destination.adopt_files(schema, [source.copy_file()], source.position, False)
+            destination.copy(copy_of(schema, [source.copy_file()], source.position, False))
             assert_same(stored_rows(spark, schema), source.rows)
             with source.transaction():
                 source.insert(id=6, a=None, b="b6")
-            destination.write_events(source.events(spark))
+            destination.apply(source.events(spark))
             assert_same(stored_rows(spark, schema), source.rows)
             with source.transaction():
                 unsent = ["b"] if key else []
@@ -129,7 +129,7 @@ def keep_tables(spark: SparkSession, folder: Path) -> str:
                 source.insert(id=7, a="a7", b="b7")
             events = source.events(spark)
             for _ in range(2):
-                destination.write_events(events)
+                destination.apply(events)
                 assert_same(stored_rows(spark, schema), source.rows)
             assert destination.applied(schema) == source.position
     finally:

@@ -100,12 +100,12 @@ def test_from_the_copy_to_the_end(
     assert commit.call_count == 1, "the round was left to Spark"
 
     schema = lake.source.schema
-    assert lake.destination.rename_table(schema, OTHER)
+    assert lake.destination.rename(schema, OTHER)
     lake.source.schema = schema = replace(schema, name=OTHER)
     lake.check()
     cuts = progress_table(OWNER.pipeline)
     assert lake.destination.own_tables() == [cuts, OTHER]
-    lake.destination.drop_table(schema)
+    lake.destination.drop(schema)
     assert lake.destination.own_tables() == [cuts]
     assert not list(lake.warehouse.glob("public/**/*.parquet"))
     lake.destination.shutdown()
@@ -120,7 +120,7 @@ def change_schema(lake: Lake) -> None:
         replace(columns["n"], name="extra", attnum=9),
     )
     after = replace(before, columns=(columns["id"], renamed, columns["b"], columns["n"], new))
-    lake.destination.change_table(evolution(before, after, trust_rewrites=False))
+    lake.destination.evolve(evolution(before, after, trust_rewrites=False))
     source = Source(after, lake.warehouse.parent / "log")
     source._lsn, source._cut = lake.source._lsn, lake.source._cut
     source.rows = [
@@ -141,7 +141,7 @@ def test_a_server_that_calls_folders_as_tables_are_called(
         lake.fill()
         # The next table of its name would come into its folder, too.
         assert (lake.warehouse / "public" / "t").is_dir()
-        assert not lake.destination.rename_table(KEYED, OTHER)
+        assert not lake.destination.rename(KEYED, OTHER)
         lake.check()
         assert lake.destination.own_tables() == [NAME]
         lake.destination.shutdown()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.docs.blocks import TUTORIAL, titled_blocks
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.destinations.rowwise import Change, RowwiseDestination
 from walflow.errors import DestinationError
 from walflow.model import Lsn, TableName, TableSchema
@@ -52,12 +51,11 @@ def rows_before_the_position() -> type[Any]:
     class Planted(sound()):  # type: ignore[misc]
         """Rows in one transaction, the position in the next."""
 
-        def write_events(self, events: Events) -> None:
+        def write_events(self, changes: TableChanges) -> None:
             with self.transaction():
-                RowwiseDestination.write_events(self, events)
-            for changes in events.tables:
-                with self.transaction():
-                    self.keep_position(changes.schema, events.span.upto)
+                RowwiseDestination.write_events(self, changes)
+            with self.transaction():
+                self.keep_position(changes.schema, changes.span.upto)
 
     return Planted
 
@@ -70,23 +68,21 @@ def batches_before_the_position() -> type[Any]:
             with self.transaction():
                 super().apply_changes(table, changes)
 
-        def write_events(self, events: Events) -> None:
-            RowwiseDestination.write_events(self, events)
-            for changes in events.tables:
-                self.mark_applied(changes.schema, events.span.upto)
+        def write_events(self, changes: TableChanges) -> None:
+            RowwiseDestination.write_events(self, changes)
+            self.mark_applied(changes.schema, changes.span.upto)
 
     return Planted
 
 
 def the_position_before_rows() -> type[Any]:
     class Planted(sound()):  # type: ignore[misc]
-        def write_events(self, events: Events) -> None:
-            for changes in events.tables:
-                before = self.applied(changes.schema)
-                self.mark_applied(changes.schema, events.span.upto)
-                with self.transaction():
-                    self.before = before
-                    RowwiseDestination.write_events(self, replace(events, tables=(changes,)))
+        def write_events(self, changes: TableChanges) -> None:
+            before = self.applied(changes.schema)
+            self.mark_applied(changes.schema, changes.span.upto)
+            with self.transaction():
+                self.before = before
+                RowwiseDestination.write_events(self, changes)
 
         def apply_changes(self, table: TableSchema, changes: Sequence[Change]) -> None:
             newer = [change for change in changes if change.lsn >= self.before]
@@ -153,8 +149,8 @@ def without_position() -> type[Any]:
                 "REPLACE INTO newest VALUES (?, ?, ?)", [str(table.name), *map(int, order)]
             )
 
-        def write_events(self, events: Events) -> None:
-            RowwiseDestination.write_events(self, events)
+        def write_events(self, changes: TableChanges) -> None:
+            RowwiseDestination.write_events(self, changes)
 
         def one(self, table: TableSchema, change: Change) -> None:
             sound().apply_changes(
@@ -239,11 +235,9 @@ def at_home_in_spark() -> type[Any]:
             self.applied, self.mark_applied = inner.applied, inner.mark_applied
             self.inner = inner
 
-        def write_events(self, events: Events) -> None:
-            upto = events.span.upto
-            for changes in events.tables:
-                self.mark_applied(changes.schema, upto)
-                changes.net().collect()
+        def write_events(self, changes: TableChanges) -> None:
+            self.mark_applied(changes.schema, changes.span.upto)
+            changes.net().collect()
 
     return Planted
 

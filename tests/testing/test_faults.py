@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from walflow.destinations.base import ChangesTables, Destination, Events, Positioned, SwapsTables
+from walflow.destinations.base import Capabilities
+from walflow.destinations.own import adapted
 from walflow.errors import ConfigError, DestinationError, FailpointReached
 from walflow.evolution import Evolution
 from walflow.failpoints import END_VARIABLE, VARIABLE, failpoint, set_failpoints
-from walflow.model import Lsn, Span, TableSchema
+from walflow.model import Lsn, TableSchema
 from walflow.testing.faults import FaultyDestination, failpoints
 from walflow.testing.sources import make_schema
 
@@ -35,7 +36,7 @@ class Notebook:
     def write_table_rows(self, table: TableSchema, rows: object) -> None:
         self.done.append(f"rows {table.name}")
 
-    def write_events(self, events: Events) -> None:
+    def write_events(self, changes: object) -> None:
         self.done.append("events")
 
     def applied(self, table: TableSchema) -> Lsn | None:
@@ -51,10 +52,7 @@ class Notebook:
 def test_it_offers_what_the_one_inside_does() -> None:
     inner = Notebook()
     faulty = FaultyDestination(inner)
-    assert isinstance(faulty, Destination)
-    assert isinstance(faulty, Positioned)
-    assert isinstance(faulty, ChangesTables)
-    assert not isinstance(faulty, SwapsTables)
+    assert adapted(faulty).capabilities == Capabilities(keeps_position=True, evolves=True)
     assert faulty.name == "notebook"
     assert faulty.applied(ONE) == 7
     faulty.change_table(Evolution(ONE, ONE))
@@ -71,8 +69,7 @@ def test_it_fails_by_its_script() -> None:
         faulty.truncate_table(ONE)
     with pytest.raises(DestinationError, match="told to fail"):
         faulty.truncate_table(TWO)
-    faulty.write_events(Events(Span(Lsn(1), Lsn(2)), ()))
-    assert isinstance(faulty, Positioned)
+    faulty.write_events(None)
     faulty.mark_applied(ONE, Lsn(1))
     assert inner.done == ["truncate public.one"] * 2 + ["events", "mark public.one"]
     faulty.script("")
@@ -154,7 +151,6 @@ def test_one_inside_another() -> None:
     assert outer.inner is inner
     with pytest.raises(DestinationError, match="truncate_table was told to fail"):
         outer.truncate_table(ONE)
-    assert isinstance(outer, Positioned)
     with pytest.raises(DestinationError, match="mark_applied was told to fail"):
         outer.mark_applied(ONE, Lsn(1))
     assert [name for name, _ in outer.calls] == ["truncate_table", "mark_applied"]

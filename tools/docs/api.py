@@ -22,6 +22,7 @@ API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         "What a destination must do, what it may do, bases for your own, and the nouns that it is "
         "handed.",
         (
+            "walflow.destinations.own",
             "walflow.destinations.base",
             "walflow.destinations.rowwise",
             "walflow.destinations.arrow",

@@ -58,9 +58,11 @@ def events_page() -> str:
     lines += ["## Net changes", "", "`TableChanges.net()` of a table with a key:", ""]
     lines += [said(net_changes), "", "Without a key:", "", said(exploded_copies), ""]
     lines += ["## What a destination on Spark is handed", ""]
-    lines += _described("walflow.destinations.base", "Events", "TableChanges", "FormerChanges")
+    lines += _described("walflow.destinations.base", "TableChanges", "FormerChanges")
     lines += ["## What a destination by rows is handed", ""]
     lines += _described("walflow.destinations.rowwise", "Insert", "Update", "Delete", "Truncate")
+    lines += ["With `transactions = True`, these too:", ""]
+    lines += _described("walflow.destinations.rowwise", "Begin", "Commit", "Relation")
     return "\n".join(lines)
 
 

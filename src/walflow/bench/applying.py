@@ -18,7 +18,7 @@ from walflow.bench.bare_merge import BareMerge
 from walflow.bench.made_up import MadeUpTable
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.config import SparkSettings
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges, TableCopy
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.sessions import lake_session
@@ -54,7 +54,7 @@ def _one_table(spark: SparkSession, folder: Path, rows: int, repeats: int) -> It
     ours = MadeUpTable("ours", rows, folder / "ours")
     theirs = MadeUpTable("theirs", rows, folder / "theirs")
     bare = _bare_merge(spark, folder / "bare", theirs)
-    _adopt(destination, ours)
+    _adopt(spark, destination, ours)
     for recent in (False, True):
         for changes in BATCHES_OF:
             if changes > rows:
@@ -83,17 +83,18 @@ def _destination(spark: SparkSession, lake: Path) -> LakeDestination:
     return LakeDestination(spark, format, Owner("bench", "bench"))
 
 
-def _adopt(destination: LakeDestination, table: MadeUpTable) -> None:
-    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), overflow=False)
+def _adopt(spark: SparkSession, destination: LakeDestination, table: MadeUpTable) -> None:
+    files = tuple(table.copy_files())
+    destination.copy(TableCopy(table.schema, files, Lsn(table.position), False, spark))
 
 
-def _timed(destination: LakeDestination, events: Events) -> Timing:
-    return measured_with_jvm(lambda: destination.write_events(events))
+def _timed(destination: LakeDestination, changes: TableChanges) -> Timing:
+    return measured_with_jvm(lambda: destination.apply(changes))
 
 
 def _bare_merge(spark: SparkSession, lake: Path, table: MadeUpTable) -> BareMerge:
     destination = _destination(spark, lake)
-    _adopt(destination, table)
+    _adopt(spark, destination, table)
     destination.shutdown()
     format = IcebergFormat(str(lake))
     session = lake_session(spark, format.session_conf)
@@ -108,21 +109,21 @@ def _many_tables(spark: SparkSession, folder: Path, repeats: int) -> Comparison:
         for number in range(_TABLES)
     ]
     for table in tables:
-        _adopt(destination, table)
+        _adopt(spark, destination, table)
     changes = BATCHES_OF[-1] // _TABLES
 
-    def events() -> list[Events]:
+    def events() -> list[TableChanges]:
         return [table.batch(spark, changes, recent=False) for table in tables]
 
     def at_once() -> Timing:
         made = events()
         with ThreadPoolExecutor(16) as pool:
-            return measured_with_jvm(lambda: list(pool.map(destination.write_events, made)))
+            return measured_with_jvm(lambda: list(pool.map(destination.apply, made)))
 
     def one_by_one() -> Timing:
         made = events()
         with ThreadPoolExecutor(1) as pool:
-            return measured_with_jvm(lambda: list(pool.map(destination.write_events, made)))
+            return measured_with_jvm(lambda: list(pool.map(destination.apply, made)))
 
     at_once()
     name = f"merge, {_TABLES} tables, {BATCHES_OF[-1]:,} changes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from walflow.bench.measure import Timing, measured_with_jvm
-from walflow.destinations.base import Events
+from walflow.destinations.base import TableChanges
 from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
@@ -22,11 +22,10 @@ class BareMerge:
         self.spark = spark
         self._identifier = identifier
 
-    def timed(self, events: Events) -> Timing:
-        return measured_with_jvm(lambda: self._merge(events))
+    def timed(self, changes: TableChanges) -> Timing:
+        return measured_with_jvm(lambda: self._merge(changes))
 
-    def _merge(self, events: Events) -> None:
-        (changes,) = events.tables
+    def _merge(self, changes: TableChanges) -> None:
         names = changes.schema.column_names
         rows = self.spark.read.parquet(*changes.files).cache()
         rows.createOrReplaceTempView("bare")

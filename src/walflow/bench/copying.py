@@ -14,6 +14,7 @@ from pathlib import Path
 from walflow.bench.measure import Comparison, Timing, compare, measured, measured_with_jvm
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import CopySettings, LogSettings, SparkSettings, TypeSettings
+from walflow.destinations.base import TableCopy
 from walflow.destinations.iceberg import EXTENSIONS, IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.observe.metrics import Metrics
@@ -112,8 +113,10 @@ def _copier(
                     copied = reader.read(
                         table, snapshot, progress=lambda _: None, stop=threading.Event()
                     )
-                    destination.adopt_files(
-                        copied.schema, copied.files, copied.position, copied.overflow
+                    destination.copy(
+                        TableCopy(
+                            copied.schema, copied.files, copied.position, copied.overflow, spark
+                        )
                     )
             log.close()
         destination.shutdown()

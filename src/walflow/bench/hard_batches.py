@@ -27,7 +27,7 @@ from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm
 from walflow.bench.spark_jobs import SparkJobs, counted_jobs
 from walflow.config import SparkSettings, load_settings
 from walflow.destinations import delta, iceberg, open_destination
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges, TableCopy
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.sessions import lake_session
@@ -107,7 +107,7 @@ class _Lake:
         self.destination = opened.destination
 
     def adopt(self, schema: TableSchema, files: Sequence[Path], position: int) -> None:
-        self.destination.adopt_files(schema, files, Lsn(position), overflow=False)
+        self.destination.copy(TableCopy(schema, tuple(files), Lsn(position), False, self.spark))
 
     def bare_merge(self, rows: int) -> tuple[BareMerge, MadeUpTable]:
         table = MadeUpTable("plain", rows, self.folder / "plain")
@@ -132,8 +132,8 @@ def _bench(
     spark = lake.spark
 
     def ours() -> Timing:
-        events = table.batch(spark, size)
-        return measured_with_jvm(lambda: lake.destination.write_events(events))
+        changes = table.batch(spark, size)
+        return measured_with_jvm(lambda: lake.destination.apply(changes))
 
     def reference() -> Timing:
         return bare.timed(plain.batch(bare.spark, size, recent=False))
@@ -142,8 +142,8 @@ def _bench(
         reference()
         ours()
     comparison = compare(f"{name}, {size:,}", size, ours, "a bare MERGE", reference, repeats)
-    events = table.batch(spark, size)
-    jobs = counted_jobs(spark, lambda: lake.destination.write_events(events))
+    changes = table.batch(spark, size)
+    jobs = counted_jobs(spark, lambda: lake.destination.apply(changes))
     return HardBatches(comparison, jobs)
 
 
@@ -188,17 +188,15 @@ class HardTable:
             paths.append(path)
         return paths
 
-    def batch(self, spark: SparkSession, changes: int) -> Events:
+    def batch(self, spark: SparkSession, changes: int) -> TableChanges:
         """80 % updates, 15 % inserts, 5 % deletes; of ``emptied`` only inserts."""
         after, self.position = self.position, self.position + 1000
         self._batches += 1
         table, stats = self._emptied(changes) if self.kind == "emptied" else self._changed(changes)
         path = self.folder / f"batch-{self._batches}.parquet"
         pq.write_table(table, path, compression="lz4", use_dictionary=["_change_type"])
-        return Events(
-            Span(Lsn(after), Lsn(self.position)),
-            (TableChanges(self.schema, (str(path),), stats, spark),),
-        )
+        span = Span(Lsn(after), Lsn(self.position))
+        return TableChanges(self.schema, (str(path),), stats, spark, span)
 
     def _emptied(self, changes: int) -> tuple[pa.Table, ChangeStats]:
         keys = self._new_keys(changes)

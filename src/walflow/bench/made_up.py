@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class MadeUpTable:
             paths.append(path)
         return paths
 
-    def batch(self, spark: SparkSession, changes: int, *, recent: bool) -> Events:
+    def batch(self, spark: SparkSession, changes: int, *, recent: bool) -> TableChanges:
         """80 % updates, 15 % inserts, 5 % deletes, each of another key: random ones, or some of
         the last ones."""
         inserts, deletes = changes * 15 // 100, changes * 5 // 100
@@ -109,10 +109,8 @@ class MadeUpTable:
         stats = ChangeStats(
             rows=changes, inserts=inserts, updates=changes - inserts - deletes, deletes=deletes
         )
-        return Events(
-            Span(Lsn(after), Lsn(self.position)),
-            (TableChanges(self.schema, (str(path),), stats, spark),),
-        )
+        span = Span(Lsn(after), Lsn(self.position))
+        return TableChanges(self.schema, (str(path),), stats, spark, span)
 
 
 def made_up_values(

@@ -17,7 +17,7 @@ from walflow.destinations import (
     open_without_spark,
     warehouse_of,
 )
-from walflow.destinations.base import Checked, Destination, Positioned, Shutdown, Startup
+from walflow.destinations.base import Capabilities, Destination
 from walflow.destinations.lake import LakeDestination, plan_of
 from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError, DestinationForeign
@@ -42,14 +42,12 @@ def _destination(facts: Facts) -> Iterator[Finding]:
     if own is None:
         yield from _lake(facts)
         return
-    yield from _delivery(own)
+    yield from _delivery(own.capabilities)
     try:
-        if isinstance(own, Startup):
-            own.startup()
+        own.startup()
         yield from _writing(own, redacted(facts.settings.destination.uri))
     finally:
-        if isinstance(own, Shutdown):
-            own.shutdown()
+        own.shutdown()
 
 
 def _lake(facts: Facts) -> Iterator[Finding]:
@@ -60,7 +58,7 @@ def _lake(facts: Facts) -> Iterator[Finding]:
         yield problem
     yield from _forms(facts)
     yield from attempted(_AREA, "neighbours", _neighbours(facts))
-    yield from _delivery(LakeDestination)
+    yield from _delivery(LakeDestination.capabilities)
     if problem is not None:
         return
     if facts.quick:
@@ -151,7 +149,7 @@ def _neighbours(facts: Facts) -> Iterator[Finding]:
 
 
 def _writing(destination: Destination, shown: str) -> Iterator[Finding]:
-    if not isinstance(destination, Checked):
+    if not destination.capabilities.checks:
         yield skipped(
             _AREA,
             "writing",
@@ -162,12 +160,8 @@ def _writing(destination: Destination, shown: str) -> Iterator[Finding]:
     yield ok(_AREA, "writing", f"{shown} can be written: a scratch table was made and removed")
 
 
-def _delivery(destination: Destination | type[Destination]) -> Iterator[Finding]:
-    if isinstance(destination, type):
-        positioned = issubclass(destination, Positioned)
-    else:
-        positioned = isinstance(destination, Positioned)
-    if positioned:
+def _delivery(capabilities: Capabilities) -> Iterator[Finding]:
+    if capabilities.keeps_position:
         yield ok(_AREA, "delivery", "delivery is effectively once: rows and position in one commit")
         return
     yield ok(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from walflow.config import Settings
-from walflow.destinations.base import Destination, Shutdown, Startup
+from walflow.destinations.base import Destination
+from walflow.destinations.own import adapted
 from walflow.destinations.uris import (
     GROUP,
     LAKES,
@@ -78,8 +79,7 @@ class OpenDestination:
             if self.warming_up is not None:
                 # With a JVM of ours it ends anyway; in one that is not, it would go on.
                 self.warming_up.end(_END_SECONDS if self.owns_spark else _END_SECONDS_ELSEWHERE)
-            if isinstance(self.destination, Shutdown):
-                self.destination.shutdown()
+            self.destination.shutdown()
         finally:
             if self.owns_spark:
                 stop_session(self.spark)
@@ -232,14 +232,12 @@ def run_on_spark(
     from walflow.spark.session import make_session
 
     try:
-        if isinstance(destination, Startup):
-            destination.startup()
+        destination.startup()
         session = spark or make_session(
             settings.spark, [], {}, debug=debug, archived_by=archived_by()
         )
     except BaseException:
-        if isinstance(destination, Shutdown):
-            destination.shutdown()
+        destination.shutdown()
         raise
     return OpenDestination(destination, session, owns_spark=spark is None)
 
@@ -251,7 +249,7 @@ def open_without_spark(settings: Settings) -> Destination | None:
     if is_web(uri):
         from walflow.destinations.http import HttpDestination, HttpOptions
 
-        return HttpDestination(uri, HttpOptions.parse(options))
+        return adapted(HttpDestination(uri, HttpOptions.parse(options)))
     if kind in LAKES:
         return None
     if kind == PYTHON:
@@ -261,18 +259,7 @@ def open_without_spark(settings: Settings) -> Destination | None:
         if factory is None:
             return None
         found = made(factory, "The destination", uri, options=options)
-    if not isinstance(found, Destination):
-        raise ConfigError(
-            f"What {redacted(uri)} names is not a destination: {type(found).__name__} lacks "
-            f"{', '.join(_lacking(found))}.",
-            hint="walflow.destinations.rowwise.RowwiseDestination is a base to begin with.",
-        )
-    return found
-
-
-def _lacking(found: object) -> list[str]:
-    wanted = ("name", "truncate_table", "write_table_rows", "write_events")
-    return [name for name in wanted if not hasattr(found, name)]
+    return adapted(found)
 
 
 def _lake_format(settings: Settings, warehouse: Path) -> tuple[LakeFormat, str, Package]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from walflow.destinations.base import Events, TableChanges, TablesFailed
+from walflow.destinations.base import TableChanges
 from walflow.errors import Stopped
-from walflow.model import OLD_EXACT, TableName, TableSchema
+from walflow.model import OLD_EXACT, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,12 +37,12 @@ class ArrowDestination(ABC):
         return made
 
     def startup(self) -> None:
-        """Called once before all else. Whoever overrides it calls this one too: the pipeline before
+        """Called once before all else. If you override it, call this one too: the pipeline before
         this one may have broken off."""
         self._ending.clear()
 
     def break_off(self) -> None:
-        """The copies and rounds that are under way end after the batch that they are at."""
+        """The copies and batches that are under way end after the batch that they are at."""
         self._ending.set()
 
     @abstractmethod
@@ -62,7 +62,7 @@ class ArrowDestination(ABC):
     def write_change_batch(self, table: TableSchema, changes: pa.RecordBatch) -> None:
         """Apply changes, which are in their order, with the columns of ``TableChanges.changes``.
 
-        All of a round come again if a part of it failed, or if nobody heard that it succeeded.
+        All of a call come again if a part of it failed, or if nobody heard that it succeeded.
         They may be cut into batches in another way then, or more changes may follow them.
         (``_lsn``, ``_seq``) tells a change that was there before: since the last
         ``truncate_table``, all up to the newest one that was applied.
@@ -76,22 +76,12 @@ class ArrowDestination(ABC):
                 raise Stopped(f"told to stop while {table.name} was written")
             self.write_row_batch(table, batch)
 
-    def write_events(self, events: Events) -> None:
-        if len(events.tables) == 1:
-            self._write_changes(events.tables[0])
-            return
-        failures: dict[TableName, Exception] = {}
-        for changes in events.tables:
-            try:
-                self._write_changes(changes)
-            except Stopped:
-                raise
-            except Exception as error:  # told of below, with its table
-                failures[changes.schema.name] = error
-        if failures:
-            raise TablesFailed(failures)
+    def write_events(self, changes: TableChanges) -> None:
+        for batch in self.change_batches(changes):
+            self.write_change_batch(changes.schema, batch)
 
-    def _write_changes(self, changes: TableChanges) -> None:
+    def change_batches(self, changes: TableChanges) -> Iterator[pa.RecordBatch]:
+        """The changes in their order. Stopped, after the first batch, once the pipeline ends."""
         from walflow.spark.batches import arrow_batches, in_files
 
         files = [*changes.files, *(file for part in changes.former for file in part.files)]
@@ -105,7 +95,7 @@ class ArrowDestination(ABC):
             if number and self._ending.is_set():
                 raise Stopped(f"told to stop while changes of {changes.schema.name} were written")
             if batch.num_rows:
-                self.write_change_batch(changes.schema, batch)
+                yield batch
 
 
 def own_and_old(texts: Mapping[str, str] | None) -> tuple[dict[str, str], dict[str, str]]:

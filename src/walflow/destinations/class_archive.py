@@ -8,7 +8,6 @@ import tempfile
 
 from walflow.config import SparkSettings, load_settings
 from walflow.destinations import open_destination
-from walflow.destinations.base import Startup
 from walflow.spark.class_archive import make_archive
 from walflow.spark.session import make_session, stop_session, warm_up
 
@@ -38,7 +37,6 @@ def _run(lake: str) -> None:
             environment={},
         )
         opened = open_destination(settings, "classes", warm_up=False)
-        assert isinstance(opened.destination, Startup)
         opened.destination.startup()
         opened.close()
 

@@ -7,6 +7,9 @@
         def insert_rows(self, table, rows): ...
         def apply_changes(self, table, changes): ...
 
+With ``transactions = True`` the changes come between a ``Begin`` and a ``Commit`` of their
+transaction, and a ``Relation`` tells the schema of those that follow it.
+
 ``truncate_table`` makes the table empty and forgets what was kept to tell changes that come again:
 after a new copy, changes that were here before may come, and count, again.
 
@@ -24,16 +27,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from walflow.destinations.arrow import ArrowDestination, own_and_old
+from walflow.destinations.base import TableChanges
 from walflow.model import ChangeType, Lsn, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "Begin",
     "Change",
+    "Commit",
     "CopiedRow",
     "Delete",
+    "Event",
     "Insert",
+    "Relation",
     "Row",
     "RowwiseDestination",
     "Truncate",
@@ -109,8 +117,45 @@ class Truncate(_Change):
 Change = Insert | Update | Delete | Truncate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The changes of a transaction follow, those of this table."""
+
+    xid: int
+    lsn: Lsn
+    """The place of the commit in Postgres's log."""
+    timestamp: datetime.datetime
+    """When the transaction was committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """There are no more changes of the transaction in this table."""
+
+    xid: int
+    lsn: Lsn
+    timestamp: datetime.datetime
+    changes: int
+    """How many there were, in this table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """The changes that follow have this schema. Comes before the first transaction of each call:
+    somebody else may have made the calls before."""
+
+    schema: TableSchema
+
+
+Event = Begin | Commit | Relation | Change
+
+
 class RowwiseDestination(ArrowDestination):
     """Give a ``name`` and three methods: this one's two, and ``truncate_table``."""
+
+    transactions: bool = False
+    """Whether ``apply_changes`` is to be given all events: ``Begin``, ``Commit`` and ``Relation``
+    beside the changes."""
 
     @abstractmethod
     def insert_rows(self, table: TableSchema, rows: Sequence[CopiedRow]) -> None:
@@ -118,10 +163,11 @@ class RowwiseDestination(ArrowDestination):
         ``row.exact`` has the texts of values that they hold only nearly."""
 
     @abstractmethod
-    def apply_changes(self, table: TableSchema, changes: Sequence[Change]) -> None:
-        """Apply changes, which are in their order. All of a round come again if a part of it
-        failed, or if nobody heard that it succeeded; more changes may follow them then.
-        ``change.order`` tells what was there before, since the last ``truncate_table``."""
+    def apply_changes(self, table: TableSchema, changes: Sequence[Any]) -> None:
+        """Apply changes (``Change``; with ``transactions``, ``Event``), which are in their order.
+        All of a batch come again if a part of it failed, or if its answer got lost; more changes
+        may follow them then. ``change.order`` tells what was there before, since the last
+        ``truncate_table``."""
 
     def write_row_batch(self, table: TableSchema, rows: pa.RecordBatch) -> None:
         # Arrow has no rows without columns, but Postgres has.
@@ -135,6 +181,45 @@ class RowwiseDestination(ArrowDestination):
 
     def write_change_batch(self, table: TableSchema, changes: pa.RecordBatch) -> None:
         self.apply_changes(table, list(_typed(table, changes)))
+
+    def write_events(self, changes: TableChanges) -> None:
+        if not self.transactions:
+            super().write_events(changes)
+            return
+        table, transaction = changes.schema, _Transaction()
+        events: list[Event] = [Relation(table)]
+        for batch in self.change_batches(changes):
+            for change in _typed(table, batch):
+                events += transaction.next(change)
+            self.apply_changes(table, events)
+            events = []
+        if last := transaction.end():
+            self.apply_changes(table, last)
+
+
+class _Transaction:
+    """The one whose changes come. It may go on in the next batch of rows."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+        self._last: Change | None = None
+
+    def next(self, change: Change) -> Iterator[Event]:
+        """The change, with what comes before it."""
+        if self._last is None or change.lsn != self._last.lsn:
+            yield from self.end()
+            yield Begin(xid=change.xid, lsn=change.lsn, timestamp=change.timestamp)
+        self._last = change
+        self._changes += 1
+        yield change
+
+    def end(self) -> list[Event]:
+        if (last := self._last) is None:
+            return []
+        count, self._changes, self._last = self._changes, 0, None
+        return [
+            Commit(xid=last.xid, lsn=last.lsn, timestamp=last.timestamp, changes=count),
+        ]
 
 
 def _typed(table: TableSchema, batch: pa.RecordBatch) -> Iterator[Change]:

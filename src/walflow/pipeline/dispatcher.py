@@ -7,7 +7,7 @@ import time
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.destinations.base import Destination, Positioned
+from walflow.destinations.base import Destination
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.apply.lanes import Lanes
 from walflow.pipeline.state.table_states import Tables, TableState
@@ -113,7 +113,7 @@ class Dispatcher:
         oid = state.schema.oid
         if self._log.covers(oid, state.position):
             return True
-        if not isinstance(self._destination, Positioned):
+        if not self._destination.capabilities.keeps_position:
             return False
         # The store's position is a hint, and may be old.
         try:

@@ -20,13 +20,7 @@ from walflow.changelog.identity import HEAD
 from walflow.changelog.removing import own_log, remove_log
 from walflow.config import Settings
 from walflow.destinations import is_web, open_destination, open_without_spark
-from walflow.destinations.base import (
-    AdoptsFiles,
-    Destination,
-    DropsTables,
-    ListsTables,
-    SwapsTables,
-)
+from walflow.destinations.base import Destination
 from walflow.errors import DestinationForeign, SourceError
 from walflow.failpoints import failpoint
 from walflow.model import TableName, TableSchema, quote_identifier
@@ -39,7 +33,6 @@ from walflow.pipeline.state.pipeline_notes import (
     read_known,
     settled,
 )
-from walflow.pipeline.table_sync.load import shadow_of
 from walflow.source.catalog.publication import (
     drop_publication,
     hand_over_publication,
@@ -178,7 +171,7 @@ def may_drop_tables(settings: Settings) -> bool:
 def _cannot_drop(settings: Settings) -> str | None:
     """Why the destination drops no tables; None: it does."""
     own = open_without_spark(settings)
-    if own is None or isinstance(own, DropsTables):
+    if own is None or own.capabilities.drops:
         return None
     return f"the destination {own.name} cannot drop tables"
 
@@ -309,8 +302,6 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
 
 def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
     """The pipeline's tables beside the known ones; of what form they are is not known."""
-    if not isinstance(destination, ListsTables):
-        return ()
     names = set(destination.own_tables()) - {table.name for table in known}
     return tuple(TableSchema(0, name, (), ()) for name in sorted(names))
 
@@ -321,7 +312,7 @@ def _drop_tables(
     check: Callable[[], None],
     tell: Callable[[str], None],
 ) -> None:
-    if not isinstance(destination, DropsTables):
+    if not destination.capabilities.drops:
         tell(f"the destination {destination.name} cannot drop tables; they stay")
         return
     for table in tables:
@@ -329,15 +320,10 @@ def _drop_tables(
         _drop_table(destination, table, tell)
 
 
-def _drop_table(destination: DropsTables, table: TableSchema, tell: Callable[[str], None]) -> None:
+def _drop_table(destination: Destination, table: TableSchema, tell: Callable[[str], None]) -> None:
     failpoint("drop.table", table.name)
-    tables = [table]
-    if isinstance(destination, SwapsTables) and not isinstance(destination, AdoptsFiles):
-        # A copy that was broken off may have left one.
-        tables.append(shadow_of(table))
     try:
-        for one in tables:
-            destination.drop_table(one)
+        destination.drop(table)
     except DestinationForeign as foreign:
         tell(f"left {table.name} alone: {foreign}")
     else:

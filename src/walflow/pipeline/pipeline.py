@@ -21,7 +21,8 @@ from walflow.destinations import (
     open_destination,
     run_on_spark,
 )
-from walflow.destinations.base import BreaksOff, Destination
+from walflow.destinations.base import Destination
+from walflow.destinations.own import BasicDestination, adapted
 from walflow.errors import (
     LogError,
     PublicationChanged,
@@ -94,7 +95,7 @@ class Pipeline:
         self,
         config: Settings | Mapping[str, Any],
         store: Store | None = None,
-        destination: Destination | None = None,
+        destination: Destination | BasicDestination | None = None,
         *,
         spark: SparkSession | None = None,
         metrics: Metrics | None = None,
@@ -255,7 +256,7 @@ class Pipeline:
             return open_destination(
                 settings, source, timeline=timeline, spark=spark, debug=self._debug
             )
-        return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
+        return run_on_spark(adapted(self._given_destination), settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
         """Somebody may rewrite a large table just now: that is to be waited for. So is who alters
@@ -520,12 +521,11 @@ class Pipeline:
 
     def _end_work(self) -> None:
         destination = self._destination.destination
-        if isinstance(destination, BreaksOff):
-            try:
-                destination.break_off()
-            except Exception as error:
-                # It only takes longer then; who writes must have ended before all else does.
-                _logger.warning("the destination could not be told of the end", error=str(error))
+        try:
+            destination.break_off()
+        except Exception as error:
+            # It only takes longer then; who writes must have ended before all else does.
+            _logger.warning("the destination could not be told of the end", error=str(error))
         self._parts.table_sync.close()
         self._parts.maintenance.close()
         self._parts.lanes.close()
@@ -565,7 +565,9 @@ class Pipeline:
             self._stop.set()
 
 
-def _settings(config: Mapping[str, Any], destination: Destination | None) -> Settings:
+def _settings(
+    config: Mapping[str, Any], destination: Destination | BasicDestination | None
+) -> Settings:
     if destination is None:
         return load_settings(None, config)
     # One that is given need not be named, but messages and the store's entries name it.

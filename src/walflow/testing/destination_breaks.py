@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from walflow.destinations.arrow import ArrowDestination
-from walflow.destinations.base import Destination, Events, Positioned
+from walflow.destinations.base import Destination, TableChanges, TableCopy
+from walflow.destinations.own import OwnDestination, adapted
 from walflow.destinations.rowwise import RowwiseDestination
 from walflow.errors import DestinationError
 from walflow.model import Lsn, Span, TableSchema
@@ -33,11 +34,11 @@ from walflow.testing.sources import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["Reopen", "RestartContract", "tell_unchecked"]
 
-Reopen = Callable[[], Destination]
+Reopen = Callable[[], Any]
 
 _BATCH_ROWS = 3
 _PIECES = 2
@@ -63,7 +64,7 @@ class RestartContract:
     @pytest.mark.parametrize("then", ["tried_again", "restarted"])
     def test_changes_that_break_off_in_the_middle(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         request: pytest.FixtureRequest,
@@ -74,27 +75,27 @@ class RestartContract:
         reopen = self._reopening(request) if then == "restarted" else None
         make, tell = _STORIES[story]
         source = make(tmp_path)
-        copied = _Copy.of(source, spark)
+        copied = source.copy(spark)
         tell(source)
-        events = source.events(spark, pieces=_PIECES)
-        for place in _places(destination, copied, events):
+        changes = source.events(spark, pieces=_PIECES)
+        for place in _places(destination, copied, changes):
             if place.anew:
                 place.copy(destination, copied)
-            place.strike(destination, events)
+            place.strike(destination, changes)
             if reopen is not None:
                 destination = reopen()
             with _told(place):
-                left = _left(destination, source.schema, events, copied.position)
+                left = _left(adapted(destination), changes, copied.position)
                 if place.heals and left is not None:
-                    place.write_events(destination, left)
-                    left = _left(destination, source.schema, left, events.span.upto)
+                    place.apply(destination, left)
+                    left = _left(adapted(destination), left, changes.span.upto)
                 if place.heals or left is None:
                     check(source)
 
     @pytest.mark.parametrize("then", ["tried_again", "restarted"])
     def test_a_copy_that_breaks_off_in_the_middle(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         request: pytest.FixtureRequest,
@@ -103,23 +104,21 @@ class RestartContract:
     ) -> None:
         reopen = self._reopening(request) if then == "restarted" else None
         source = keyless_source(tmp_path)
-        copied = _Copy.of(source, spark)
+        copied = source.copy(spark)
         # There is a complete table, with a position, and it is copied again.
-        copied.write(destination)
+        adapted(destination).copy(copied)
         for place in _places_of_copy(destination, copied):
             place.strike_copy(destination, copied)
             if reopen is not None:
                 destination = reopen()
             with _told(place):
-                if isinstance(destination, Positioned):
-                    found = destination.applied(source.schema)
-                    assert found is None, f"there is no complete copy, but a position: {found}"
-        copied.write(destination)
+                _check_no_half_copy(destination, source, check)
+        adapted(destination).copy(copied)
         check(source)
 
     def test_a_restart_finds_the_rows_and_the_position(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         request: pytest.FixtureRequest,
@@ -127,20 +126,20 @@ class RestartContract:
     ) -> None:
         reopen = self._reopening(request)
         source = keyless_source(tmp_path)
-        _Copy.of(source, spark).write(destination)
-        destination = reopen()
+        adapted(destination).copy(source.copy(spark))
+        called = adapted(reopen())
         check(source)
-        if isinstance(destination, Positioned):
-            assert destination.applied(source.schema) == source.position
+        if called.capabilities.keeps_position:
+            assert called.applied(source.schema) == source.position
         tell_keyless_story(source)
-        events = source.events(spark)
-        destination.write_events(events)
+        changes = source.events(spark)
+        called.apply(changes)
         for _ in ("all comes again", "and once more"):
-            destination = reopen()
+            called = adapted(reopen())
             check(source)
-            if isinstance(destination, Positioned):
-                assert destination.applied(source.schema) == events.span.upto
-            destination.write_events(events)
+            if called.capabilities.keeps_position:
+                assert called.applied(source.schema) == changes.span.upto
+            called.apply(changes)
             check(source)
 
     def _reopening(self, request: pytest.FixtureRequest) -> Reopen:
@@ -150,49 +149,31 @@ class RestartContract:
         return reopen
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A table's rows at a position, to be copied as often as it takes."""
-
-    schema: TableSchema
-    file: Path
-    rows: DataFrame
-    position: Lsn
-
-    @classmethod
-    def of(cls, source: Source, spark: SparkSession) -> _Copy:
-        from walflow.spark.copied_rows import read_copy
-
-        source.events(spark)  # the log goes on from here
-        file = source.copy_file()
-        rows = read_copy(spark, [str(file)], source.schema, overflow=False)
-        return cls(source.schema, file, rows, source.position)
-
-    def begin(self, destination: Destination) -> None:
-        destination.truncate_table(self.schema)
-        destination.write_table_rows(self.schema, self.rows)
-
-    def write(self, destination: Destination) -> None:
-        self.begin(destination)
-        if isinstance(destination, Positioned):
-            destination.mark_applied(self.schema, self.position)
-
-
-def _left(
-    destination: Destination, table: TableSchema, events: Events, at_least: Lsn
-) -> Events | None:
+def _left(destination: Destination, changes: TableChanges, at_least: Lsn) -> TableChanges | None:
     """What a pipeline would bring next: the changes since the position that the destination has
     for the table, or all of them if it keeps none. None: nothing, for it has them all."""
-    if not isinstance(destination, Positioned):
-        return events
-    position = destination.applied(table)
+    if not destination.capabilities.keeps_position:
+        return changes
+    position = destination.applied(changes.schema)
     assert position is not None, "the position is gone, although the copy was complete"
-    upto = events.span.upto
+    upto = changes.span.upto
     assert at_least <= position <= upto, f"{position} was never a position of this table"
     if position == upto:
         return None
-    tables = tuple(changes.since(position) for changes in events.tables)
-    return Events(Span(position, upto), tables)
+    return replace(changes.since(position), span=Span(position, upto))
+
+
+def _check_no_half_copy(destination: Any, source: Source, check: Callable[[Source], None]) -> None:
+    """After a copy that broke off, there is no position; or, where the copy takes the place of the
+    former table in one step, that table is still there as it was."""
+    called = adapted(destination)
+    if not called.capabilities.keeps_position:
+        return
+    found = called.applied(source.schema)
+    if isinstance(called, OwnDestination) and not hasattr(destination, "swap_table"):
+        assert found is None, f"there is no complete copy, but a position: {found}"
+    elif found is not None:
+        check(source)
 
 
 @contextmanager
@@ -221,17 +202,17 @@ class _Place:
     def __str__(self) -> str:
         return "a call that was broken off where it asked for the position, after the changes"
 
-    def copy(self, destination: Destination, copied: _Copy) -> None:
-        copied.write(destination)
+    def copy(self, destination: Any, copied: TableCopy) -> None:
+        adapted(destination).copy(copied)
 
-    def write_events(self, destination: Destination, events: Events) -> None:
-        destination.write_events(events)
+    def apply(self, destination: Any, changes: TableChanges) -> None:
+        adapted(destination).apply(changes)
 
-    def strike(self, destination: Destination, events: Events) -> None:
-        late = _LateEvents(events.span, events.tables)
-        self._call(lambda: self.write_events(destination, late), lambda: late.struck)
+    def strike(self, destination: Any, changes: TableChanges) -> None:
+        late = _LateChanges(*(getattr(changes, field.name) for field in fields(changes)))
+        self._call(lambda: self.apply(destination, late), lambda: late.struck)
 
-    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+    def strike_copy(self, destination: Any, copied: TableCopy) -> None:
         raise NotImplementedError
 
     def _call(self, call: Callable[[], object], struck: Callable[[], bool]) -> None:
@@ -243,13 +224,13 @@ class _Place:
         assert not struck(), f"nothing was raised by {self}"
 
 
-class _LateEvents(Events):
-    """Whose span cannot be had any more when its tables were asked for."""
+class _LateChanges(TableChanges):
+    """Whose span cannot be had any more once its rows were asked for."""
 
     taken = struck = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "tables":
+        if name in ("changes", "files", "net"):
             object.__setattr__(self, "taken", True)
         if name == "span" and self.taken:
             object.__setattr__(self, "struck", True)
@@ -270,13 +251,15 @@ class _FilePlace(_Place):
     def __str__(self) -> str:
         return f"a call that was broken off by {self.file.name}, which could not be read"
 
-    def strike(self, destination: Destination, events: Events) -> None:
+    def strike(self, destination: Any, changes: TableChanges) -> None:
         with _unreadable(self.file):
-            self._call(lambda: destination.write_events(events), lambda: True)
+            self._call(lambda: adapted(destination).apply(changes), lambda: True)
 
-    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+    def strike_copy(self, destination: Any, copied: TableCopy) -> None:
         with _unreadable(self.file):
-            self._call(lambda: copied.begin(destination), lambda: True)
+            called = adapted(destination)
+            # Others may take the file over as it is, and need not read it.
+            self._call(lambda: called.copy(copied), lambda: isinstance(called, OwnDestination))
 
 
 @contextmanager
@@ -305,30 +288,28 @@ class _RowPlace(_Place):
     def __str__(self) -> str:
         return f"a call that was broken off before its row {self._row + 1}"
 
-    def copy(self, destination: Destination, copied: _Copy) -> None:
+    def copy(self, destination: Any, copied: TableCopy) -> None:
         with self._feeding(destination, self._copied):
-            copied.write(destination)
+            super().copy(destination, copied)
 
-    def write_events(self, destination: Destination, events: Events) -> None:
+    def apply(self, destination: Any, changes: TableChanges) -> None:
         import pyarrow.compute as pc
 
-        after = int(events.tables[0].after)
+        after = int(changes.after)
         left = self._changes.filter(pc.greater_equal(self._changes["_lsn"], after))
         with self._feeding(destination, left):
-            destination.write_events(events)
+            super().apply(destination, changes)
 
-    def strike(self, destination: Destination, events: Events) -> None:
+    def strike(self, destination: Any, changes: TableChanges) -> None:
         with self._feeding(destination, self._changes, self._row):
-            self._call(lambda: destination.write_events(events), lambda: self._struck)
+            self._call(lambda: adapted(destination).apply(changes), lambda: self._struck)
 
-    def strike_copy(self, destination: Destination, copied: _Copy) -> None:
+    def strike_copy(self, destination: Any, copied: TableCopy) -> None:
         with self._feeding(destination, self._copied, self._row):
-            self._call(lambda: copied.begin(destination), lambda: self._struck)
+            self._call(lambda: adapted(destination).copy(copied), lambda: self._struck)
 
     @contextmanager
-    def _feeding(
-        self, destination: Destination, rows: pa.Table, at: int | None = None
-    ) -> Iterator[None]:
+    def _feeding(self, destination: Any, rows: pa.Table, at: int | None = None) -> Iterator[None]:
         """The destination is brought these rows, but none from this one on."""
         handed = 0
 
@@ -384,20 +365,20 @@ class _BreakingList(list[Any]):
         return super().__getitem__(index)
 
 
-def _places(destination: Destination, copied: _Copy, events: Events) -> list[_Place]:
+def _places(destination: Any, copied: TableCopy, given: TableChanges) -> list[_Place]:
     if not isinstance(destination, ArrowDestination):
-        files = events.tables[0].files
+        files = given.files
         return [*(_FilePlace(file, anew=file == files[0]) for file in files), _Place(anew=False)]
     from walflow.spark.batches import arrow_batches
 
     rows = _collected(arrow_batches(copied.rows, 1000))
-    changes = _collected(arrow_batches(events.tables[0].changes, 1000, order=("_lsn", "_seq")))
+    changes = _collected(arrow_batches(given.changes, 1000, order=("_lsn", "_seq")))
     return [*_row_places(destination, rows, changes, changes.num_rows), _Place()]
 
 
-def _places_of_copy(destination: Destination, copied: _Copy) -> list[_Place]:
+def _places_of_copy(destination: Any, copied: TableCopy) -> list[_Place]:
     if not isinstance(destination, ArrowDestination):
-        return [_FilePlace(str(copied.file), anew=False)]
+        return [_FilePlace(str(copied.files[0]), anew=False)]
     from walflow.spark.batches import arrow_batches
 
     rows = _collected(arrow_batches(copied.rows, 1000))

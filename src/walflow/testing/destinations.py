@@ -55,7 +55,8 @@ except ModuleNotFoundError as missing:
     raise ImportError("The contract of destinations is for pytest: pip install pytest") from missing
 
 from walflow.destinations.arrow import ArrowDestination
-from walflow.destinations.base import ChangesTables, Destination, Events, Positioned
+from walflow.destinations.base import Destination, TableChanges
+from walflow.destinations.own import OwnDestination, adapted
 from walflow.destinations.rowwise import Row
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution, NotFollowed
@@ -116,68 +117,73 @@ class DestinationContract(RestartContract):
 
     # -- copies -------------------------------------------------------------------------------
 
-    def test_it_is_a_destination(self, destination: Destination) -> None:
-        assert isinstance(destination, Destination)
-        assert isinstance(destination.name, str)
-        assert destination.name
+    def test_it_is_a_destination(self, destination: Any) -> None:
+        name = adapted(destination).name
+        assert isinstance(name, str)
+        assert name
 
     def test_empty_rows_make_the_table(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = source_of({"id": "bigint", "v": "string"}, ["id"], tmp_path)
-        if isinstance(destination, Positioned):
-            assert destination.applied(source.schema) is None, "nothing was copied yet"
-        copy(destination, spark, source)
+        called = adapted(destination)
+        if called.capabilities.keeps_position:
+            assert called.applied(source.schema) is None, "nothing was copied yet"
+        called.copy(source.copy(spark))
         check(source)
-        if isinstance(destination, Positioned):
-            assert destination.applied(source.schema) == source.position
+        if called.capabilities.keeps_position:
+            assert called.applied(source.schema) == source.position
 
     def test_a_table_is_truncated_whether_it_is_there_or_not(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         read_rows: ReadRows,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyed_source(tmp_path)
-        destination.truncate_table(source.schema)
-        destination.truncate_table(source.schema)
-        # The copy may come in several parts.
-        rows = source.copy_rows(spark)
-        destination.write_table_rows(source.schema, rows.where("id <= 2"))
-        destination.write_table_rows(source.schema, rows.where("id > 2"))
-        check(source)
+        called = adapted(destination)
+        copied = source.copy(spark)
+        if isinstance(called, OwnDestination):
+            destination.truncate_table(source.schema)
+            destination.truncate_table(source.schema)
+            # The copy may come in several parts.
+            destination.write_table_rows(source.schema, copied.rows.where("id <= 2"))
+            destination.write_table_rows(source.schema, copied.rows.where("id > 2"))
+            check(source)
         # It broke off, and begins anew: nothing comes twice.
-        copy(destination, spark, source)
+        called.copy(copied)
+        called.copy(copied)
         check(source)
-        destination.truncate_table(source.schema)
-        destination.write_table_rows(source.schema, rows.limit(0))
+        called.copy(replace(copied, files=()))
         assert list(read_rows(source.schema)) == []
 
     def test_a_copy_whose_answer_got_lost(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyless_source(tmp_path)
-        faulty = FaultyDestination(destination, "write_table_rows@1=lost; truncate_table@2=lost")
-        with pytest.raises(DestinationError, match="write_table_rows was told to get lost"):
-            copy(faulty, spark, source)
-        with pytest.raises(DestinationError, match="truncate_table was told to get lost"):
-            copy(faulty, spark, source)
-        copy(faulty, spark, source)
+        faulty = FaultyDestination(
+            destination, "write_table_rows@1=lost; truncate_table@2=lost; copy@1=fail; copy@2=lost"
+        )
+        called, copied = adapted(faulty), source.copy(spark)
+        for _ in range(2):
+            with pytest.raises(DestinationError, match="was told to"):
+                called.copy(copied)
+        called.copy(copied)
         check(source)
 
     def test_a_copy_that_is_older_than_the_changes(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
@@ -185,29 +191,26 @@ class DestinationContract(RestartContract):
         """As after a resync whose copy was read before: what was here goes, and so does what was
         kept to tell that it was here."""
         source = keyed_source(tmp_path)
-        rows, position = source.copy_rows(spark), source.position
+        called, copied = adapted(destination), source.copy(spark)
         tell_keyed_story(source)
-        events = source.events(spark)
+        changes = source.events(spark)
         for _ in ("a copy", "another one of the same moment"):
-            destination.truncate_table(source.schema)
-            destination.write_table_rows(source.schema, rows)
-            if isinstance(destination, Positioned):
-                destination.mark_applied(source.schema, position)
-            destination.write_events(events)
+            called.copy(copied)
+            called.apply(changes)
             check(source)
 
     # -- values -------------------------------------------------------------------------------
 
     def test_all_types(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = source_of(ALL_TYPES, ["id"], tmp_path)
         tell_types(source, 1)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         check(source)
         tell_types(source, 11)
         with source.transaction():
@@ -216,113 +219,114 @@ class DestinationContract(RestartContract):
             nothing: dict[str, Any] = dict.fromkeys(others)
             source.update(second, **others)
             source.update(first, **nothing)
-        destination.write_events(source.events(spark))
+        adapted(destination).apply(source.events(spark))
         check(source)
 
     # -- changes ------------------------------------------------------------------------------
 
     def test_changes_are_applied_in_their_order(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyed_source(tmp_path)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         tell_keyed_story(source)
-        events = source.events(spark, pieces=3)
-        destination.write_events(events)
+        called, changes = adapted(destination), source.events(spark, pieces=3)
+        called.apply(changes)
         check(source)
-        if isinstance(destination, Positioned):
-            assert destination.applied(source.schema) == events.span.upto
+        if called.capabilities.keeps_position:
+            assert called.applied(source.schema) == changes.span.upto
 
     def test_tables_without_a_key(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyless_source(tmp_path)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         tell_keyless_story(source)
-        events = source.events(spark)
-        destination.write_events(events)
+        called, changes = adapted(destination), source.events(spark)
+        called.apply(changes)
         check(source)
-        # Here more than anywhere a round that comes again would show.
-        destination.write_events(events)
+        # Here more than anywhere a batch that comes again would show.
+        called.apply(changes)
         check(source)
 
     def test_a_batch_whose_answer_got_lost(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyed_source(tmp_path)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         tell_keyed_story(source)
-        events = source.events(spark)
+        changes = source.events(spark)
         for action in ("fail", "lost"):
             if not isinstance(destination, ArrowDestination):
-                break  # it gets a round as a whole
+                break  # it gets a batch as a whole
             with (
                 breaking_in_the_middle(destination, action),
                 pytest.raises(DestinationError, match="write_change_batch was told to"),
             ):
-                destination.write_events(events)
-        faulty = FaultyDestination(destination, "write_events@1=fail; write_events@2=lost")
+                destination.write_events(changes)
+        script = "{0}@1=fail; {0}@2=lost; {1}@1=fail; {1}@2=lost".format("apply", "write_events")
+        called = adapted(FaultyDestination(destination, script))
         for _ in ("nothing was done", "all was done"):
-            with pytest.raises(DestinationError, match="write_events was told to"):
-                faulty.write_events(events)
-        faulty.write_events(events)
+            with pytest.raises(DestinationError, match="was told to"):
+                called.apply(changes)
+        called.apply(changes)
         check(source)
 
     def test_a_batch_that_comes_again_with_more(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         """As after a crash: nobody remembers how far it was, and more has been received."""
         source = keyed_source(tmp_path)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         tell_keyed_story(source)
         first = source.events(spark)
-        destination.write_events(first)
+        adapted(destination).apply(first)
         with source.transaction():
             source.update(source.find(id=1), unsent=["big"], v="later")
             source.delete(source.find(id=51))
             source.insert(id=5, v="anew", big=None)
-        destination.write_events(joined(first, source.events(spark)))
+        adapted(destination).apply(joined(first, source.events(spark)))
         check(source)
 
-    def test_a_table_gets_another_form(
+    def test_a_table_gets_another_schema(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
         source = keyed_source(tmp_path)
-        copy(destination, spark, source)
+        adapted(destination).copy(source.copy(spark))
         way = source.change_schema(other_schema(source.schema), {"n": 7})
-        if not follow(destination, way):
-            copy(destination, spark, source)
+        if not follow(adapted(destination), way):
+            adapted(destination).copy(source.copy(spark))
         with source.transaction():
             source.update(source.find(id=1), w="new name")
             source.insert(id=9, w=None, n=9)
-        destination.write_events(source.events(spark))
+        adapted(destination).apply(source.events(spark))
         check(source)
 
     # -- many tables --------------------------------------------------------------------------
 
     def test_several_tables_at_once(
         self,
-        destination: Destination,
+        destination: Any,
         spark: SparkSession,
         check: Callable[[Source], None],
         tmp_path: Path,
@@ -330,48 +334,39 @@ class DestinationContract(RestartContract):
         sources = [keyed_source(tmp_path) for _ in range(2)]
 
         def work(source: Source) -> None:
-            copy(destination, spark, source)
+            adapted(destination).copy(source.copy(spark))
             with source.transaction():
                 source.update(source.find(id=1), v=str(source.schema.name))
-            destination.write_events(source.events(spark))
+            adapted(destination).apply(source.events(spark))
 
         with ThreadPoolExecutor(len(sources)) as pool:
             list(pool.map(work, sources))
         for source in sources:
             check(source)
-        # And in one call.
         for source in sources:
             tell_truncate_story(source)
-        batches = [source.events(spark) for source in sources]
-        span = Span(batches[0].span.after, batches[0].span.upto)
-        destination.write_events(Events(span, tuple(batch.tables[0] for batch in batches)))
+            adapted(destination).apply(source.events(spark))
         for source in sources:
             check(source)
 
 
-def copy(destination: Destination, spark: SparkSession, source: Source) -> None:
-    """Copy the table as it is now, as a pipeline does."""
-    rows = source.copy_rows(spark)
-    destination.truncate_table(source.schema)
-    destination.write_table_rows(source.schema, rows)
-    if isinstance(destination, Positioned):
-        destination.mark_applied(source.schema, source.position)
-
-
-def joined(first: Events, second: Events) -> Events:
-    """Two stretches of one table that follow each other, as one."""
-    (one,), (other,) = first.tables, second.tables
-    both = replace(other, files=one.files + other.files, stats=one.stats + other.stats)
-    return Events(Span(first.span.after, second.span.upto), (both,))
+def joined(first: TableChanges, second: TableChanges) -> TableChanges:
+    """Two batches of one table that follow each other, as one."""
+    return replace(
+        second,
+        files=first.files + second.files,
+        stats=first.stats + second.stats,
+        span=Span(first.span.after, second.span.upto),
+    )
 
 
 def follow(destination: Destination, way: Evolution) -> bool:
     """Whether the destination's table has the other form now; otherwise it is to be copied."""
-    if not isinstance(destination, ChangesTables):
+    if not destination.capabilities.evolves:
         return False
     try:
-        destination.change_table(way)
-        destination.change_table(way)
+        destination.evolve(way)
+        destination.evolve(way)
     except NotFollowed:
         return False
     return True

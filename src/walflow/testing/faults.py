@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from walflow.destinations.base import Destination, Events
+from walflow.destinations.base import TableChanges, TableCopy
 from walflow.errors import DestinationError
 from walflow.evolution import Evolution
 from walflow.failpoints import ScriptedFault, parse_faults, set_failpoints
 from walflow.model import TableName, TableSchema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 __all__ = ["FaultyDestination", "failpoints"]
 
@@ -31,14 +31,18 @@ class FaultyDestination:
     also the calls that are optional.
     """
 
-    def __init__(self, inner: Destination, script: str = "") -> None:
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, inner: Any, script: str = "") -> None:
         self.inner = inner
         self.calls: list[tuple[str, TableName | None]] = []
-        """What was called, and for which table (the first, if for several)."""
+        """What was called, and for which table."""
         self._faults: list[ScriptedFault] = []
         self._lock = threading.Lock()
         self.script(script)
-        # As attributes of the object: so isinstance sees which protocols the one inside has.
+        # As attributes of the object: so it is seen which methods the one inside has.
         for name in dir(inner):
             if not name.startswith("_") and not hasattr(self, name):
                 value = getattr(inner, name)
@@ -47,7 +51,8 @@ class FaultyDestination:
 
     @property
     def name(self) -> str:
-        return self.inner.name
+        name: str = self.inner.name
+        return name
 
     def script(self, text: str) -> None:
         """Fail by this script from now on; an empty one ends all faults."""
@@ -55,21 +60,13 @@ class FaultyDestination:
         with self._lock:
             self._faults = faults
 
-    def truncate_table(self, table: TableSchema) -> None:
-        self._call("truncate_table", self.inner.truncate_table, table)
-
-    def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
-        self._call("write_table_rows", self.inner.write_table_rows, table, rows)
-
-    def write_events(self, events: Events) -> None:
-        self._call("write_events", self.inner.write_events, events)
-
     def _call(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        tables = _tables_of(args)
+        table = _table_of(args)
         with self._lock:
-            self.calls.append((name, tables[0] if tables else None))
+            self.calls.append((name, table))
             faults = [fault for fault in self._faults if fault.name == name]
-        struck = [fault for fault in faults if fault.strikes(*map(str, tables))]
+        named = () if table is None else (str(table),)
+        struck = [fault for fault in faults if fault.strikes(*named)]
         for fault in struck:
             if fault.action == "sleep":
                 time.sleep(fault.seconds)
@@ -81,15 +78,15 @@ class FaultyDestination:
         return answer
 
 
-def _tables_of(args: tuple[Any, ...]) -> list[TableName]:
+def _table_of(args: tuple[Any, ...]) -> TableName | None:
     match args:
         case (TableSchema() as table, *_):
-            return [table.name]
-        case (Events() as events, *_):
-            return [changes.schema.name for changes in events.tables]
+            return table.name
+        case (TableChanges() | TableCopy() as given, *_):
+            return given.schema.name
         case (Evolution() as way, *_):
-            return [way.after.name]
-    return []
+            return way.after.name
+    return None
 
 
 @contextmanager

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walflow.destinations.base import Events, TableChanges
+from walflow.destinations.base import TableChanges, TableCopy
 from walflow.evolution import Evolution
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
 from walflow.source.codec.values import arrow_type
-from walflow.spark.copied_rows import read_copy
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["Inexact", "Row", "Source", "assert_same", "make_schema", "same", "way_to"]
 
@@ -133,7 +132,7 @@ class Source:
         )
         self._seq += 1
 
-    def events(self, spark: SparkSession, pieces: int = 1) -> Events:
+    def events(self, spark: SparkSession, pieces: int = 1) -> TableChanges:
         """What was done since the last call, in this many files."""
         log, self._log = self._log, []
         span, self._cut = Span(self._cut, self.position), self.position
@@ -143,7 +142,7 @@ class Source:
             for start, end in itertools.pairwise(bounds)
             if end > start
         ]
-        return Events(span, (TableChanges(self.schema, tuple(files), _stats(log), spark),))
+        return TableChanges(self.schema, tuple(files), _stats(log), spark, span)
 
     def _write(self, rows: Sequence[Row]) -> Path:
         identity = [(c.name, _arrow(c.spark_type)) for c in self.schema.identity_columns]
@@ -184,12 +183,12 @@ class Source:
         self.schema = after
         return way_to(before, after, missing)
 
-    def copy_rows(self, spark: SparkSession) -> DataFrame:
+    def copy(self, spark: SparkSession) -> TableCopy:
         """All rows as they are now, as a destination is given them; the log goes on from here."""
         self.events(spark)
         overflow = any(isinstance(value, Inexact) for row in self.rows for value in row.values())
-        files = [str(self.copy_file(overflow))] if self.rows else []
-        return read_copy(spark, files, self.schema, overflow)
+        files = (self.copy_file(overflow),) if self.rows else ()
+        return TableCopy(self.schema, files, self.position, overflow, spark)
 
     def copy_file(self, overflow: bool = False) -> Path:
         """All rows as they are now, as a file of the copy."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from walflow.destinations.base import ConsistentCut, Events, TableChanges, TablesFailed
+from walflow.destinations.base import (
+    Capabilities,
+    ConsistentCut,
+    Destination,
+    TableChanges,
+    TableCopy,
+)
 from walflow.destinations.lake.batch import Batch, stored_rows
 from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut, query_as_of
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
@@ -44,18 +48,20 @@ from walflow.destinations.lake.warming import warm_up_writes
 from walflow.errors import TableMoved, WalflowError
 from walflow.evolution import Evolution, NotFollowed
 from walflow.model import Lsn, Span, TableName, TableSchema
-from walflow.spark.changes import EXACT_TYPE
-from walflow.spark.copied_rows import read_copy
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["LakeDestination"]
 
 
-class LakeDestination:
+class LakeDestination(Destination):
     """Keeps tables ``<schema>.<table>`` in a lake. Rows and position are committed together, once
-    a table a round."""
+    a table a batch."""
+
+    capabilities = Capabilities(
+        keeps_position=True, evolves=True, renames=True, drops=True, keeps_cuts=True, checks=True
+    )
 
     def __init__(
         self,
@@ -66,11 +72,10 @@ class LakeDestination:
         *,
         maintenance: MaintenancePlan | None = None,
         noted: NotedCuts | None = None,
-        workers: int = 4,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``plan`` says what is wanted of a table, by the destination's name; ``noted``: where
-        pictures are noted, too; ``workers``: how many tables of one call are written at once."""
+        consistent cuts are noted, too."""
         self._spark = spark
         self._format = format
         self._owner = owner
@@ -80,7 +85,6 @@ class LakeDestination:
         self._clock = clock
         self._cuts = ConsistentCuts(format, owner, self._maintenance.keep_seconds, noted, clock)
         self._sessions = SessionPool(spark, format.session_conf)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix=format.name)
         self._tables = KnownTables(format, owner)
         self._namespaces: set[str] = set()
 
@@ -94,7 +98,6 @@ class LakeDestination:
         self._format.opened(self._spark)
 
     def shutdown(self) -> None:
-        self._pool.shutdown()
         self._sessions.close()
 
     def check_catalog(self) -> None:
@@ -105,7 +108,7 @@ class LakeDestination:
             self._format.has_namespace(spark, name)
 
     def check_writable(self) -> None:
-        """See Checked. With a row in a table of its own, in the namespace of what walflow keeps
+        """See Destination. With a row in a table of its own, in the namespace of what walflow keeps
         for itself."""
         name = scratch_name()
         with self._session(name) as spark:
@@ -113,37 +116,14 @@ class LakeDestination:
 
     # Copies.
 
-    def truncate_table(self, table: TableSchema) -> None:
-        """Drop the table, if it is ours, and make it anew without a position."""
-        lake_schema = self._lake_schema(table, overflow=False)
-        with self._writing(table.name) as spark:
-            if self._tables.look(spark, table.name) is not None:
-                self._format.drop(spark, table.name)
-            self._format.create(spark, lake_schema, self._owner)
-
-    def write_table_rows(self, table: TableSchema, rows: DataFrame) -> None:
-        overflow = "_exact" in rows.columns
-        with self._writing(table.name) as spark:
-            stored = self._tables.look(spark, table.name)
-            had_overflow = stored is not None and EXACT in stored.columns
-            lake_schema = self._lake_schema(table, overflow=overflow or had_overflow)
-            if stored is None:
-                self._format.create(spark, lake_schema, self._owner)
-            elif overflow and not had_overflow:
-                self._format.add_column(spark, table.name, EXACT, EXACT_TYPE)
-            with _in_session(rows, spark) as own:
-                ours = self._constants(lake_schema, None)
-                self._format.append(stored_rows(own, lake_schema, ours), table.name)
-
-    def adopt_files(
-        self, table: TableSchema, files: Sequence[Path], position: Lsn, overflow: bool
-    ) -> None:
-        """See AdoptsFiles. The files are taken over as they are where the format can; where not,
+    def copy(self, copy: TableCopy) -> None:
+        """See Destination. The files are taken over as they are where the format can; where not,
         Spark writes their rows.
 
         Former snapshots of the table stay for their readers until they expire. A table that keeps
         the past is not replaced: see lake.recopying.
         """
+        table, position, overflow = copy.schema, copy.position, copy.overflow
         lake_schema, stamp = (
             self._lake_schema(table, overflow=overflow),
             Stamp(self._owner, position),
@@ -155,18 +135,12 @@ class LakeDestination:
             if stored is not None and has_past(spark, self._format, table.name, stored):
                 lake_schema = self._lake_schema(table, overflow=EXACT in stored.columns)
                 bring_to_schema(spark, self._format, lake_schema, stored, stamp)
-                rows = read_copy(spark, [str(file) for file in files], table, overflow)
+                rows = copy.using(spark).rows
                 write_differences(rows, self._format, lake_schema, stamp, datetime.now(UTC))
                 return
-            if not self._format.adopt(spark, lake_schema, files, constants, stamp):
-                rows = read_copy(spark, [str(file) for file in files], table, overflow)
+            if not self._format.adopt(spark, lake_schema, copy.files, constants, stamp):
+                rows = copy.using(spark).rows
                 self._format.replace(stored_rows(rows, lake_schema, constants), lake_schema, stamp)
-
-    def mark_applied(self, table: TableSchema, position: Lsn) -> None:
-        stamp = Stamp(self._owner, position)
-        with self._writing(table.name) as spark, self._format.stamped(spark, stamp):
-            self._tables.look(spark, table.name)
-            self._format.touch(spark, table.name)
 
     def _constants(
         self, lake_schema: LakeTableSchema, position: Lsn | None
@@ -192,30 +166,11 @@ class LakeDestination:
             return None
         return stored.position
 
-    def write_events(self, events: Events) -> None:
-        """See Destination. Several tables are written at once, in threads; one that fails does not
-        stop the others."""
-        if len(events.tables) == 1:
-            self._apply(events.tables[0], events.span)
-            return
-        running = {
-            changes.schema.name: self._pool.submit(self._apply, changes, events.span)
-            for changes in events.tables
-        }
-        failures: dict[TableName, Exception] = {}
-        for name, result in running.items():
-            if (error := result.exception()) is None:
-                continue
-            if not isinstance(error, Exception):
-                raise error
-            failures[name] = error
-        if failures:
-            raise TablesFailed(failures)
-
-    def _apply(self, changes: TableChanges, span: Span) -> None:
-        """Nothing is written to a table that is not where the changes begin. What happens to it
-        while they are written shows afterwards: the commit says what it was made for."""
-        table = changes.schema
+    def apply(self, changes: TableChanges) -> None:
+        """See Destination. Nothing is written to a table that is not where the changes begin. What
+        happens to it while they are written shows afterwards: the commit says what it was made
+        for."""
+        table, span = changes.schema, changes.span
         with self._session(table.name) as spark:
             stored = self._tables.known(spark, table.name)
             position = self._check_place(table, stored, span)
@@ -256,8 +211,8 @@ class LakeDestination:
 
     # Tables.
 
-    def change_table(self, evolution: Evolution) -> None:
-        """See ChangesTables, and lake.evolving for what becomes of rows that are there."""
+    def evolve(self, evolution: Evolution) -> None:
+        """See Destination, and lake.evolving for what becomes of rows that are there."""
         name = evolution.after.name
         with self._session(name) as spark:
             self._tables.forget(name)
@@ -273,8 +228,8 @@ class LakeDestination:
             if evolution.key_changed:
                 check_key(spark, self._format, lake_schema)
 
-    def rename_table(self, table: TableSchema, name: TableName) -> bool:
-        """See RenamesTables. False too if there is another table of that name."""
+    def rename(self, table: TableSchema, name: TableName) -> bool:
+        """See Destination. False also if there is another table of that name."""
         with self._session(table.name) as spark:
             self._tables.forget(table.name)
             self._tables.forget(name)
@@ -287,7 +242,7 @@ class LakeDestination:
             self._cuts.forget(name)
             return self._format.rename(spark, table.name, name)
 
-    def drop_table(self, table: TableSchema) -> None:
+    def drop(self, table: TableSchema) -> None:
         """Remove the table with its files; DestinationForeign if it is not ours."""
         with self._session(table.name) as spark:
             self._tables.forget(table.name)
@@ -310,7 +265,7 @@ class LakeDestination:
         return self._schedule.is_due(table.name)
 
     def maintain(self, table: TableSchema) -> None:
-        """See Maintains."""
+        """See Destination."""
         if not self._schedule.is_due(table.name):
             return
         due = self._schedule.begin(table.name)
@@ -332,8 +287,8 @@ class LakeDestination:
                     self._clock,
                 )
 
-    def record_progress(self, cut: ConsistentCut) -> bool:
-        """See KeepsProgress."""
+    def keep_cut(self, cut: ConsistentCut) -> bool:
+        """See Destination."""
         with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
             return self._cuts.record(spark, cut)
 
@@ -383,14 +338,3 @@ class LakeDestination:
         except WalflowError:
             self._tables.forget(name)
             raise
-
-
-@contextmanager
-def _in_session(rows: DataFrame, spark: SparkSession) -> Iterator[DataFrame]:
-    """The caller's rows as a frame of the session (both share one Spark)."""
-    view = f"walflow_rows_{id(rows)}"
-    rows.createOrReplaceGlobalTempView(view)
-    try:
-        yield spark.table(f"global_temp.{view}")
-    finally:
-        spark.catalog.dropGlobalTempView(view)

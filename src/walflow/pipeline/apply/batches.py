@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from walflow.changelog import ChangeLog, LogFile, Segment
-from walflow.destinations.base import (
-    Destination,
-    Events,
-    FormerChanges,
-    Positioned,
-    TableChanges,
-)
+from walflow.destinations.base import Destination, FormerChanges, TableChanges
 from walflow.errors import LogDamaged, TableMoved, WalflowError
 from walflow.evolution import key_numbers
 from walflow.failpoints import failpoint
@@ -119,11 +113,11 @@ class Batches:
         span = Span(begins, taken.upto)
         if taken.files:
             self._check(state, taken)
-            changes = self._changes(state, taken, stats)
+            changes = self._changes(state, taken, stats, span)
             if slices[0].span.after < state.position:
                 # A segment may begin before the snapshot that the table was copied under.
                 changes = changes.since(state.position)
-            self._write(state, Events(span, (changes,)))
+            self._write(state, changes)
         self._metrics.events_processed(state.name).inc(stats.rows)
         since = max(state.position, slices[0].span.after)
         last = slices[len(slices) - len(taken.left) - 1]
@@ -136,7 +130,7 @@ class Batches:
             attempts=0,
             error=None,
         )
-        if updated is not None and not isinstance(self._destination, Positioned):
+        if updated is not None and not self._destination.capabilities.keeps_position:
             # Nobody else remembers it: what is not stored is delivered again.
             self._tables.save(updated.schema.oid)
         return Applied((*taken.left, *later), span.upto if taken.files else None)
@@ -252,7 +246,9 @@ class Batches:
 
     # In which form.
 
-    def _changes(self, state: TableState, taken: _Batch, stats: ChangeStats) -> TableChanges:
+    def _changes(
+        self, state: TableState, taken: _Batch, stats: ChangeStats, span: Span
+    ) -> TableChanges:
         target = state.destination_schema
         present: list[LogFile] = []
         former = []
@@ -263,25 +259,26 @@ class Batches:
                 former.append(FormerChanges(self._paths(files), way))
             else:
                 present += files
-        return TableChanges(target, self._paths(present), stats, self._spark, former=tuple(former))
+        paths = self._paths(present)
+        return TableChanges(target, paths, stats, self._spark, span, former=tuple(former))
 
     def _paths(self, files: Iterable[LogFile]) -> tuple[str, ...]:
         return tuple(str(self._log.folder / file.path) for file in files)
 
     # Into the destination.
 
-    def _write(self, state: TableState, events: Events) -> None:
+    def _write(self, state: TableState, changes: TableChanges) -> None:
         began = time.monotonic()
         failpoint("apply.write", state.name)
         with in_pool(self._spark, "ready" if state.phase is Phase.READY else "catchup"):
-            self._write_twice(state, events)
+            self._write_twice(state, changes)
         failpoint("apply.written", state.name)
         self._metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
 
-    def _write_twice(self, state: TableState, events: Events) -> None:
+    def _write_twice(self, state: TableState, changes: TableChanges) -> None:
         """At most: what a moment heals need not set the table aside."""
         try:
-            self._destination.write_events(events)
+            self._destination.apply(changes)
         except Exception as error:
             if isinstance(error, TableMoved) or (
                 isinstance(error, WalflowError) and not error.retry
@@ -297,7 +294,7 @@ class Batches:
             )
             if self._stop.wait(QUICK_RETRY_SECONDS):
                 raise
-            self._destination.write_events(events)
+            self._destination.apply(changes)
 
 
 def _is_called_like(form: TableSchema, other: TableSchema) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from walflow.destinations.base import ConsistentCut, Destination, KeepsProgress, TableProgress
+from walflow.destinations.base import ConsistentCut, Destination, TableProgress
 from walflow.errors import WalflowError
 from walflow.model import Lsn, Phase
 from walflow.observe.metrics import PipelineMetrics
@@ -79,7 +79,7 @@ class Progress:
         timing: Timing = Timing(),
     ) -> None:
         self._spark = spark
-        self._destination = destination if isinstance(destination, KeepsProgress) else None
+        self._destination = destination if destination.capabilities.keeps_cuts else None
         self._metrics = metrics
         self._clock = clock
         self._cut_seconds = timing.cut
@@ -189,7 +189,7 @@ class Progress:
         began = time.monotonic()
         try:
             with in_pool(self._spark, "progress"):
-                kept = self._destination.record_progress(cut)
+                kept = self._destination.keep_cut(cut)
             if kept:
                 self._recorded = cut.tables
                 _logger.debug("kept a picture", position=str(cut.upto))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from walflow.changelog import ChangeLog, Segment
-from walflow.destinations.base import Destination, Positioned
+from walflow.destinations.base import Destination
 from walflow.errors import TableMoved, WalflowError
 from walflow.model import Lsn, Phase, TableSchema
 from walflow.pipeline.apply.batches import QUICK_RETRY_SECONDS, Batches, SegmentSlice
@@ -379,7 +379,8 @@ class Lanes:
 
     def _begins(self, state: TableState, lane: _Lane) -> Lsn:
         """Where a batch begins: where the destination's table is, if it tells."""
-        return lane.written if isinstance(self._destination, Positioned) else state.position
+        positioned = self._destination.capabilities.keeps_position
+        return lane.written if positioned else state.position
 
     def _fulfil(self, state: TableState, wish: _Wish) -> None:
         oid = state.schema.oid
@@ -413,8 +414,8 @@ class Lanes:
         oid = state.schema.oid
         # First: a form that the table was to have is asked about as one that it has.
         state = self._schema_changer.finish(self._tables.get(oid) or state)
-        if isinstance(self._destination, Positioned):
-            applied = self._ask(self._destination, state)
+        if self._destination.capabilities.keeps_position:
+            applied = self._ask(state)
             if applied is None:
                 raise Outgrown(
                     "the destination has no complete copy of it in the form that the settings "
@@ -443,11 +444,11 @@ class Lanes:
         lane.verified = True
         return self._tables.get(oid) or state
 
-    def _ask(self, destination: Positioned, state: TableState) -> Lsn | None:
+    def _ask(self, state: TableState) -> Lsn | None:
         """Where the destination's table is. A second time if it does not answer: this is asked
         before each batch, and what a moment heals need not set the table aside."""
         try:
-            return destination.applied(state.destination_schema)
+            return self._destination.applied(state.destination_schema)
         except Exception as error:
             if isinstance(error, WalflowError) and not error.retry:
                 raise
@@ -458,7 +459,7 @@ class Lanes:
                 table=str(state.name),
                 error=str(error),
             )
-        return destination.applied(state.destination_schema)
+        return self._destination.applied(state.destination_schema)
 
     def _settle(self, state: TableState, reached: Lsn) -> None:
         """The table has met the others."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from walflow.destinations.base import Destination, Maintains
+from walflow.destinations.base import Destination
 from walflow.errors import WalflowError
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.state.table_states import TableState
@@ -46,7 +46,7 @@ class Maintenance:
 
     def is_due(self, state: TableState) -> bool:
         """Whether the table wants to be looked after. Costs nothing."""
-        if not isinstance(self._destination, Maintains) or self._closed.is_set():
+        if self._closed.is_set():
             return False
         return self._destination.maintenance_due(state.destination_schema)
 
@@ -55,7 +55,6 @@ class Maintenance:
         more; who finds it taken comes again later. If it fails, the table goes on."""
         if not self.is_due(state) or not self._busy.acquire(blocking=False):
             return
-        assert isinstance(self._destination, Maintains)
         began = time.monotonic()
         try:
             with in_pool(self._spark, "upkeep"), tagged(self._spark, self._tag):

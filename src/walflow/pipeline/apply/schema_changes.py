@@ -9,7 +9,7 @@ from itertools import pairwise
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.destinations.base import ChangesTables, Destination
+from walflow.destinations.base import Destination
 from walflow.evolution import Evolution, NotFollowed, evolution
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableSchema
@@ -65,7 +65,7 @@ class SchemaChanger:
             found = evolution(before, after, trust_rewrites=self.trust_rewrites)
         except NotFollowed as refusal:
             raise Outgrown(refusal.reason) from refusal
-        if _is_needed(found) and not isinstance(self._destination, ChangesTables):
+        if _is_needed(found) and not self._destination.capabilities.evolves:
             raise Outgrown("its form has changed")
         values = {
             column.name: missing_array(column)[0].as_py()
@@ -122,10 +122,9 @@ class SchemaChanger:
         return self._change(state, self.way(former, state.schema))
 
     def _change(self, state: TableState, way: Evolution) -> TableState:
-        assert isinstance(self._destination, ChangesTables)
         failpoint("evolve.change", state.name)
         try:
-            self._destination.change_table(
+            self._destination.evolve(
                 replace(
                     way,
                     before=replace(way.before, name=state.destination),

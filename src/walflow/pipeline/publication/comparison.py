@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from walflow.destinations.base import Destination, RenamesTables
+from walflow.destinations.base import Destination
 from walflow.errors import WalflowError
 from walflow.mapping import TableMapping, conflict
 from walflow.model import Lsn, Phase
@@ -73,7 +73,7 @@ class PublicationComparison:
         if destination == state.destination:
             return True
         others = {other.destination for other in self.tables.all()}
-        return isinstance(self.destination, RenamesTables) and destination not in others
+        return self.destination.capabilities.renames and destination not in others
 
     def refusal(
         self, table: PublishedTable, tables: Collection[PublishedTable]

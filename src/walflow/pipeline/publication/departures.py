@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from walflow.destinations.base import Destination, DropsTables, RenamesTables
+from walflow.destinations.base import Destination
 from walflow.model import TableName
 from walflow.pipeline.state.table_states import TableState
 
@@ -58,7 +58,7 @@ class Departures:
     @property
     def drops(self) -> bool:
         """Whether tables that the source gives up are dropped."""
-        return self._drop_removed and isinstance(self._destination, DropsTables)
+        return self._drop_removed and self._destination.capabilities.drops
 
     def drop(self, state: TableState) -> bool:
         """Have the destination's table dropped, if that is wanted; False while it is under way."""
@@ -71,9 +71,9 @@ class Departures:
             if renaming.succeeded:
                 state = replace(state, destination=renaming.destination)
         if oid not in self._drops:
-            if not self._drop_removed or not isinstance(destination, DropsTables):
+            if not self.drops:
                 return True
-            self._drops[oid] = self._pool.submit(destination.drop_table, state.destination_schema)
+            self._drops[oid] = self._pool.submit(destination.drop, state.destination_schema)
         return not self.is_dropping(oid)
 
     def is_dropping(self, oid: int) -> bool:
@@ -99,9 +99,6 @@ class Departures:
         which may be with the names of an earlier call."""
         oid = state.schema.oid
         if oid not in self._renamings:
-            assert isinstance(self._destination, RenamesTables)
-            job = self._pool.submit(
-                self._destination.rename_table, state.destination_schema, destination
-            )
+            job = self._pool.submit(self._destination.rename, state.destination_schema, destination)
             self._renamings[oid] = Renaming(name, destination, job)
         return self._renamings.pop(oid) if self._renamings[oid].job.done() else None

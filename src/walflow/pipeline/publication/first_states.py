@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.destinations.base import Destination, Positioned
+from walflow.destinations.base import Destination
 from walflow.errors import DestinationForeign
 from walflow.mapping import TableMapping
 from walflow.model import Lsn, Phase, TableName, TableSchema
@@ -72,7 +72,7 @@ class FirstStates:
             state
             for state in states
             if not (new_slot or state.destination in known)
-            and isinstance(self.destination, Positioned)
+            and self.destination.capabilities.keeps_position
             and self.log.latest_schema(state.schema.oid) is not None  # else never heard of
         ]
         positions: dict[int, Lsn | None] = {}
@@ -120,7 +120,7 @@ class FirstStates:
             "meant (--name, --log, store.uri), stop now, and put it back or name it"
         )
         hint += "." if new_slot else ": with it, only tables that have changed since are copied."
-        if not isinstance(self.destination, Positioned):
+        if not self.destination.capabilities.keeps_position:
             if not new_slot:  # else it is as at any first start
                 _logger.warning(
                     "the slot is there, but the store knows of no table: all are copied, also what "
@@ -154,7 +154,6 @@ class FirstStates:
             return False  # its copy meets it again, and tells it
 
     def _applied(self, state: TableState) -> Lsn | None:
-        assert isinstance(self.destination, Positioned)
         try:
             return self.destination.applied(state.destination_schema)
         except DestinationForeign:

@@ -12,7 +12,7 @@ import structlog
 
 from walflow.changelog import ChangeLog
 from walflow.config import TablesSettings
-from walflow.destinations.base import Destination, Positioned
+from walflow.destinations.base import Destination
 from walflow.errors import SourceError
 from walflow.mapping import NamedTables, TableMapping, check_apart, conflict
 from walflow.model import Lsn, Phase, TableName, TableSchema
@@ -212,7 +212,7 @@ class PublicationReconciler:
         self._fingerprint = ""
         *earlier, now = map(stands_at, self._store.get_table_replication_history(oid))
         leaves_copy = earlier and earlier[-1] in FOLLOWED and now in SYNCED_PHASES
-        if leaves_copy and not isinstance(self._destination, Positioned):
+        if leaves_copy and not self._destination.capabilities.keeps_position:
             # Nobody knows how much of the copy the destination's table has got.
             return self._tables.start_over(oid)
         return self._tables.roll_back(oid)

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.destinations.base import Destination
+from walflow.destinations.base import Destination, TableCopy
 from walflow.errors import Stopped
 from walflow.failpoints import failpoint
 from walflow.model import Lsn, Phase
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.state.retries import is_of_the_source
 from walflow.pipeline.state.table_states import Tables, TableState
-from walflow.pipeline.table_sync.load import hand_over
 from walflow.pipeline.table_sync.snapshots import Snapshots
 from walflow.pipeline.table_sync.table_copy import CopyReader, FinishedCopy
 from walflow.spark.jobs import cancel_jobs, in_pool
@@ -262,7 +261,11 @@ class TableSync:
             self._handed_over.add(oid)
         failpoint("sync.finished_copy", state.name)
         began = time.monotonic()
-        hand_over(self._destination, self._spark, state.destination_schema, copy)
+        self._destination.copy(
+            TableCopy(
+                state.destination_schema, copy.files, copy.position, copy.overflow, self._spark
+            )
+        )
         state = self._known(oid)
         seconds = state.stored.copy_seconds + time.monotonic() - began
         self._tables.move(oid, Phase.SYNC_WAIT, copy_seconds=seconds, attempts=0, error=None)
