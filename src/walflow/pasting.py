@@ -1,7 +1,7 @@
-"""Commands in texts, to be pasted.
+"""Commands in texts, for pasting.
 
-Hints name commands in backticks (`walflow resync public.orders`). Who writes the text does not
-know how the reader finds the pipeline; who shows it does, and puts the options in.
+Hints name commands in backticks (`walflow resync public.orders`). The code that writes a hint does
+not know the options that find the pipeline; the code that shows it does, and adds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from walflow.model import TableName
 
 __all__ = ["command_for", "with_options"]
 
-# Those that take the options. Within quotes, as shlex writes them, there may be backticks.
+# The commands that take the options. Quoted text, as shlex writes it, may contain backticks.
 _WORDS = r"""(?:"'"|'[^']*'|[^`'])*"""
 _COMMAND = re.compile(rf"`(walflow (?:status|retry|rollback|resync)\b{_WORDS})`")
 
@@ -26,5 +26,5 @@ def command_for(verb: str, table: TableName, options: str = "") -> str:
 
 
 def with_options(text: str, options: str) -> str:
-    """The text, with the options behind each command that needs them to find the pipeline."""
+    """The text, with the options added to each command that needs them to find the pipeline."""
     return _COMMAND.sub(lambda found: f"`{found[1]} {options}`", text) if options else text

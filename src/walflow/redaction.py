@@ -1,4 +1,4 @@
-"""Text without its secrets: what may be printed, logged and put into errors."""
+"""Removes secrets from text that is printed, logged or put into errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SENSITIVE_WORD = (
 )
 _SENSITIVE_NAME = re.compile(_SENSITIVE_WORD, re.IGNORECASE)
 
-# No pattern begins with a repeat that is free to start anywhere: long texts cost linear time.
-# A password that was not percent-encoded may have @, / or spaces in it, so hide up to the last @:
-# within a word of running text, or of everything where the text begins as a URI.
+# No pattern begins with a repeat that can start anywhere, so that long texts cost linear time.
+# A password that is not percent-encoded may contain @, / or spaces. So everything up to the last @
+# is hidden: in a word of running text, or in the whole text if it begins as a URI.
 _USER_INFO = re.compile(r"(://[^:/?#@\s]*):\S*@")
 _USER_INFO_OF_WHOLE = re.compile(
     r"\A(\s*[a-z][a-z0-9+.\-]*://[^:/?#@\s]*):.*@", re.IGNORECASE | re.DOTALL
@@ -38,7 +38,7 @@ def is_secret_name(name: str) -> bool:
 def redacted(uri: str) -> str:
     """The URI, libpq conninfo (``host=… password=…``) or running text with passwords masked.
 
-    It may hide more than it must (where a URI is malformed), never less. Safe to repeat.
+    It may hide too much (of a malformed URI), never too little. Safe to repeat.
     """
     text = _USER_INFO_OF_WHOLE.sub(rf"\1:{MASK}@", uri)
     text = _USER_INFO.sub(rf"\1:{MASK}@", text)

@@ -39,7 +39,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_age(seconds: float) -> str:
-    """How long ago, in whole units; a little in the future (another host's clock) is now."""
+    """An age in whole units; negative ages (another host's clock) are 0."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -99,7 +99,7 @@ def test_all_is_well_on_every_version(any_database: Database, check: Check, tmp_
     assert wrong(findings) == [("warning", "publication")]
     assert {found.area for found in findings} == set(Area)
     made = [found.message for found in findings if found.area is Area.SOURCE]
-    assert any("made a temporary slot and dropped it" in message for message in made)
+    assert any("created a temporary slot and dropped it" in message for message in made)
     one(findings, "writing", Verdict.SKIPPED)
     assert left_on(any_database) == ([], [])
     assert list(tmp_path.iterdir()) == []
@@ -279,7 +279,7 @@ def test_stores(database: Database, check: Check, tmp_path: Path) -> None:
     database.execute("ALTER PUBLICATION walflow ADD TABLE t")
     schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walflow'"
     found = one(check(database.uri, store__uri=database.uri), "store", Verdict.OK)
-    assert found.message.endswith("can be made (and was not kept)")
+    assert found.message.endswith("can be created (this was rolled back)")
     assert database.execute(schemas) == [(0,)]
 
     from walflow.stores import open_store
@@ -321,7 +321,7 @@ def test_destinations(database: Database, check: Check, tmp_path: Path) -> None:
     # A column of the source has a name of a lake's; and there cannot be a folder there.
     (tmp_path / "file").touch()
     findings = check(database.uri, to=f"delta://{tmp_path / 'file' / 'lake'}")
-    assert wrong(findings) == [("error", "folder"), ("error", "form")]
+    assert wrong(findings) == [("error", "folder"), ("error", "schema")]
     assert "effectively once" in one(findings, "delivery", Verdict.OK).message
     assert wrong(check(database.uri, to="excel:///sheet")) == [("error", "destination")]
 
@@ -338,7 +338,7 @@ def test_a_lake_is_really_written(
         "log.folder": tmp_path / "log",
     }
     findings = list(perform(Facts(load_settings(None, given, {}), spark=spark)))
-    assert "a scratch table was made and removed" in one(findings, "writing", Verdict.OK).message
+    assert "a scratch table was created and removed" in one(findings, "writing", Verdict.OK).message
     assert list(tmp_path.iterdir()) == []
     # What is there already stays; and a folder in the way is told of by Spark itself.
     (tmp_path / "data" / "lake").mkdir(parents=True)
@@ -370,7 +370,7 @@ def test_tables_of_another_pipeline(
     source = f"{system[0]}/{database.name}"
     findings = list(perform(Facts(settings, spark=spark)))
     assert wrong(findings) == []
-    assert "is somebody else's" in one(findings, "owner", Verdict.OK).message
+    assert "belongs to another pipeline" in one(findings, "owner", Verdict.OK).message
     (tmp_path / "logs" / "default").mkdir(parents=True)
     first = load_settings(
         None, {**given, "name": "default", "log.folder": tmp_path / "logs" / "default"}, {}

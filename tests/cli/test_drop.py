@@ -82,7 +82,7 @@ def test_with_yes_it_removes_and_can_be_repeated(
     assert not (room.path / "log").exists()
     again = room.run(*arguments(database, room, "--yes", "--keep-tables"))
     assert again.returncode == 0
-    assert again.stdout == "There is nothing of the pipeline shop to remove.\n"
+    assert again.stdout == "The pipeline shop has nothing to remove.\n"
     assert room.leftovers() == []
 
 

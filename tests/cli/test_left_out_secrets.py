@@ -82,7 +82,7 @@ def test_a_command_that_needs_a_secret_names_it(
     (folder / "pictures.db").unlink()
     assert _exit_code([*command, "--name", "shop"]) == 2
     said = told(capsys)
-    assert "pipeline shop was told destination.options.uri, destination.options.token" in said
+    assert "pipeline shop was given destination.options.uri, destination.options.token" in said
     assert "What to do: Name the pipeline's settings file" in said
     assert "Starting Spark" not in said
 
@@ -92,7 +92,7 @@ def test_the_place_of_a_destination_that_has_a_secret(
 ) -> None:
     ran(shop(**{"destination.uri": "mine://me:hush@host", "destination.options": {}}))
     assert _exit_code(["drop", "--yes", "--name", "shop"]) == 2
-    assert "was told destination.uri with a secret in it" in told(capsys)
+    assert "was given destination.uri with a secret" in told(capsys)
 
 
 WEB = {"destination.uri": "https://host/rows", "destination.options": {"token": "hush"}}

@@ -255,7 +255,7 @@ def test_the_setting_reaches_the_tables(spark: SparkSession, tmp_path: Path) -> 
         (
             "iceberg:///lake",
             {"destination.options": '{"format-version": 2}'},
-            "say destination.format_version",
+            "set destination.format_version",
         ),
     ],
 )

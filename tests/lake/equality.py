@@ -15,7 +15,12 @@ import psycopg
 
 from tests.conftest import Database
 from walflow.config import Settings
-from walflow.demo.forms import Form, array_of, form_of, quoted_for_spark
+from walflow.demo.comparable_values import (
+    ComparableText,
+    comparable_array,
+    comparable_text,
+    quoted_for_spark,
+)
 from walflow.destinations import warehouse_of
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
@@ -72,7 +77,7 @@ class Sought:
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
-    form: Form
+    text: ComparableText
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ def _columns(connection: psycopg.Connection[Any], table: str) -> list[_Column]:
     return [_Column(name, _form(connection, oid, modifier)) for name, oid, modifier in found]
 
 
-def _form(connection: psycopg.Connection[Any], oid: int, modifier: int) -> Form:
+def _form(connection: psycopg.Connection[Any], oid: int, modifier: int) -> ComparableText:
     """Through domains and arrays, of which one may be made of the other."""
     found = connection.execute(
         "SELECT typname, typbasetype, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END"
@@ -187,16 +192,16 @@ def _form(connection: psycopg.Connection[Any], oid: int, modifier: int) -> Form:
     if base:
         return _form(connection, base, modifier)
     if element:
-        return array_of(_form(connection, element, modifier))
+        return comparable_array(_form(connection, element, modifier))
     # A numeric of more than 38 digits is held like one of any size.
-    return form_of(name, None, -1 if modifier >> 16 > 38 else modifier)
+    return comparable_text(name, None, -1 if modifier >> 16 > 38 else modifier)
 
 
 def _texts(connection: psycopg.Connection[Any], table: str, columns: Sequence[_Column]) -> Rows:
     texts = []
     for column in columns:
         value = quote_identifier(column.name)
-        held, odd = column.form.postgres_held(value), column.form.postgres_odd(value)
+        held, odd = column.text.postgres_held(value), column.text.postgres_odd(value)
         exactly = f"CASE WHEN {odd} THEN ' exactly ' || concat({value}) ELSE '' END"
         texts.append(
             f"CASE WHEN {value} IS NOT NULL THEN coalesce({held}, 'NULL') || {exactly} END"
@@ -210,6 +215,6 @@ def _in_spark(column: _Column, has_overflow: bool) -> str:
     overflow = f"{EXACT}['{column.name}']" if has_overflow else "cast(null AS string)"
     return (
         f"CASE WHEN {value} IS NOT NULL OR {overflow} IS NOT NULL"
-        f" THEN concat(coalesce({column.form.spark_held(value)}, 'NULL'),"
+        f" THEN concat(coalesce({column.text.spark_held(value)}, 'NULL'),"
         f" coalesce(concat(' exactly ', {overflow}), '')) END"
     )

@@ -64,7 +64,7 @@ def test_explicit_names_of_no_published_table_are_warned_of() -> None:
     warned = warned_of(named, orders, items)
     assert warned.keys() == {"Sales.Items", "qqq.zzz"}
     assert warned["Sales.Items"].startswith("Did you mean sales.items? ")
-    assert warned["qqq.zzz"].startswith("Tables are named as in: SELECT ")
+    assert warned["qqq.zzz"].startswith("The names are those of: SELECT ")
     # Once, until it is published and no longer is.
     assert not warned_of(named, orders, items)
     assert warned_of(named, items).keys() == {"sales.orders"}

@@ -1,4 +1,4 @@
-"""Apply: rounds of changes into an Iceberg table, against a bare MERGE of the same changes.
+"""Apply: batches of changes into an Iceberg table, against a bare MERGE of the same changes.
 
 The reference is the fastest form known of what must be done at the least: the changes have one row
 a key already, and are cached; one MERGE into a table of the same form and files.
@@ -37,7 +37,7 @@ _WARM_UP_BATCHES = 3
 
 
 def bench_apply(sizes: Sequence[int], repeats: int, *, debug: bool = False) -> Iterator[Comparison]:
-    """Compare rounds of several sizes on tables of several sizes, and many tables at once."""
+    """Compare batches of several sizes on tables of several sizes, and many tables at once."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))
         stack.callback(shutil.rmtree, folder)

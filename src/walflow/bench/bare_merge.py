@@ -1,4 +1,4 @@
-"""The reference for batches: the fastest form known of what must be done at the least."""
+"""The reference for batches: the least work that can apply them, in its fastest known way."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ __all__ = ["BareMerge"]
 
 
 class BareMerge:
-    """A table that nothing but a MERGE is done to. The changes have one row a key already, and are
-    cached."""
+    """A table that only gets a MERGE. The changes have one row a key already, and are cached."""
 
     def __init__(self, spark: SparkSession, identifier: str) -> None:
         self.spark = spark

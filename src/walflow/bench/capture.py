@@ -171,7 +171,7 @@ def _drain(
 
 @contextmanager
 def _slot(server: EmbeddedPostgres) -> Iterator[str]:
-    """A copy of the slot that stands before the workload."""
+    """A copy of the slot that is before the workload."""
     with server.connect() as connection:
         connection.execute("SELECT pg_copy_logical_replication_slot('base', 'bench')")
         try:

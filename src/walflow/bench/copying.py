@@ -72,7 +72,7 @@ def bench_copy(rows: int, repeats: int, *, debug: bool = False) -> Iterator[Comp
 def _copier(
     server: EmbeddedPostgres, folder: Path, stack: ExitStack, debug: bool
 ) -> Callable[[], None]:
-    """What copies the table once more, each time into a new lake."""
+    """A function that copies the table, each time into a new lake."""
     spark = make_session(
         SparkSettings(), [ICEBERG], {"spark.sql.extensions": EXTENSIONS}, debug=debug
     )

@@ -17,8 +17,8 @@ _REFERENCE_SLOT = "reference"
 def bench_drain(
     rows: int, changes: int, repeats: int, *, debug: bool = False
 ) -> Iterator[Comparison]:
-    """The same backlog for both; ours begins with the start of a pipeline in a warm JVM, and ends
-    when the last change is committed to the table."""
+    """Both read the same backlog. Ours lasts from the start of a pipeline in a warm JVM until the
+    last change is committed to the table."""
     with copied_table(rows, debug=debug) as table:
         turns = iter(range(1_000))
 

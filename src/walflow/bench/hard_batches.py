@@ -1,7 +1,7 @@
-"""Hard batches: what is more than whole rows under keys, against a bare MERGE of as many plain
-changes.
+"""Hard batches (overflow, TOAST with key changes, truncates, keyless tables), against a bare MERGE
+of as many plain changes.
 
-Each kind has a table of its own, and changes in the form that the change log has, without a source.
+Each kind has its own table, and changes as files of the change log, without a source.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FILES = 16
 
 @dataclass(frozen=True, slots=True)
 class HardBatches:
-    """A comparison, and how much Spark had to do for the last batch."""
+    """A comparison, and the number of Spark jobs for the last batch."""
 
     comparison: Comparison
     jobs: SparkJobs

@@ -1,4 +1,4 @@
-"""A pipeline over one large table that is copied already, for benchmarks of what comes after."""
+"""A pipeline over one large table that is already copied, for benchmarks of its changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CopiedTable:
     rows: int
 
     def pipeline(self) -> Pipeline:
-        """One that goes on where the last one stopped; the JVM is warm."""
+        """A pipeline that resumes where the last one stopped; the JVM is warm."""
         return Pipeline(self.settings, spark=self.spark)
 
     def change(self, changes: int, turn: int) -> None:

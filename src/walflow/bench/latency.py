@@ -36,7 +36,7 @@ class Latency:
     batches: int
     """Commits of the table in that time."""
     cpu: float
-    """Share of a core that the client took."""
+    """How many cores the client used."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -47,7 +47,7 @@ class Latency:
                 "p50_s": round(self.p50, 3),
                 "p99_s": round(self.p99, 3),
                 "max_s": round(self.worst, 3),
-                "rounds": self.batches,
+                "batches": self.batches,
                 "cpu_cores": round(self.cpu, 3),
             }
         )
@@ -55,7 +55,7 @@ class Latency:
     def show(self, console: Console, *, as_json: bool) -> None:
         console.print(
             f"commit to visible: p50 {self.p50:.2f} s, p99 {self.p99:.2f} s, max {self.worst:.2f} s"
-            f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.batches} rounds,"
+            f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.batches} batches,"
             f" {self.cpu:.2f} cores)"
         )
         if as_json:
@@ -63,7 +63,7 @@ class Latency:
 
 
 def bench_latency(rows: int, per_second: int, seconds: float, *, debug: bool = False) -> Latency:
-    """Single-row commits at an even pace, on a table that is copied already."""
+    """Single-row commits at an even pace, on a table that is already copied."""
     with copied_table(rows, debug=debug) as table:
         with table.pipeline() as pipeline:
             pipeline.wait(until_caught_up=True)
@@ -104,15 +104,15 @@ def _commit(table: CopiedTable, per_second: int, seconds: float) -> list[tuple[L
 
 
 class _Watch:
-    """Opens the table whenever it has another version, and notes which position it had when."""
+    """Opens the table whenever it has a new version, and notes its position and the time."""
 
     def __init__(self, table: CopiedTable) -> None:
         warehouse = warehouse_of(table.settings.destination.uri)
         self._format = IcebergFormat(str(warehouse))
         self._spark = table.spark
         self._name = TableName("public", "bench")
-        # A file that says which version is the newest one: to read it costs nothing, so that who
-        # looks does not slow down what is looked at.
+        # The file that names the newest version. Reading it costs nothing, so watching does not
+        # slow down the pipeline.
         self._version = (
             warehouse / self._name.schema / self._name.name / "metadata" / "version-hint.text"
         )

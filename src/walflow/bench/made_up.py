@@ -1,4 +1,4 @@
-"""Made-up tables and rounds of changes, in the form that the change log has, without a source."""
+"""Made-up tables and batches of changes, as files of the change log, without a source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made_up_schema(name: str) -> TableSchema:
 
 @dataclass(slots=True)
 class MadeUpTable:
-    """A table of so many rows with keys 0, 1, …; rounds go on where the last one ended."""
+    """A table of so many rows with keys 0, 1, …; each batch begins where the last one ended."""
 
     name: str
     rows: int

@@ -1,4 +1,4 @@
-"""What a benchmark measures and how it is shown.
+"""What a benchmark measures, and how it is shown.
 
 Machines are noisy, so ours and the reference run in turns, and medians are compared.
 """
@@ -27,7 +27,7 @@ REPEATS = 3
 class Timing:
     wall: float
     cpu: float
-    """Of the client alone: this process and the children that ended in between."""
+    """The client's CPU seconds: of this process, and of the children that ended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +69,21 @@ class Comparison:
 
 
 def measured(work: Callable[[], object]) -> Timing:
-    """Run it, and say how long it took."""
+    """Run it and measure its time."""
     began, cpu = time.perf_counter(), _cpu()
     work()
     return Timing(time.perf_counter() - began, _cpu() - cpu)
 
 
 def measured_with_jvm(work: Callable[[], object]) -> Timing:
-    """So too, where the client is this process, its JVM and the JVM's Python workers."""
+    """The same for a client that is this process, its JVM and the JVM's Python workers."""
     began, cpu = time.perf_counter(), client_cpu()
     work()
     return Timing(time.perf_counter() - began, client_cpu() - cpu)
 
 
 def client_cpu() -> float:
-    """Seconds of CPU of this process and all below it that are not a Postgres server's."""
+    """CPU seconds of this process and its descendants, without those of Postgres servers."""
     total = 0.0
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
@@ -105,7 +105,7 @@ def compare(
     theirs: Callable[[], Timing],
     repeats: int = REPEATS,
 ) -> Comparison:
-    """Both in turns, as often as that."""
+    """Run both in turns, that often."""
     pairs = [(theirs(), ours()) for _ in range(repeats)]
     return Comparison(
         name,
@@ -117,7 +117,7 @@ def compare(
 
 
 def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) -> None:
-    """A table of all of them; each is told as soon as it is measured, on stderr."""
+    """Show a table of all; each result is also printed on stderr when it is measured."""
     comparisons = [_told(one) for one in comparisons]
     references = ", ".join(sorted({one.reference for one in comparisons}))
     table = Table(
@@ -153,7 +153,7 @@ def _told(one: Comparison) -> Comparison:
 
 
 def _cpu() -> float:
-    """Seconds of CPU of this process and of children that have ended."""
+    """CPU seconds of this process and of children that have ended."""
     used = (
         resource.getrusage(resource.RUSAGE_SELF),
         resource.getrusage(resource.RUSAGE_CHILDREN),

@@ -28,7 +28,7 @@ from walflow.redaction import redacted
 __all__ = ["STARTING", "check_destination"]
 
 STARTING = "starting Spark"
-"""What is told while nothing has been made yet."""
+"""The step that runs before anything is created."""
 
 _AREA = Area.DESTINATION
 
@@ -56,7 +56,7 @@ def _lake(facts: Facts) -> Iterator[Finding]:
     problem = next(attempted(_AREA, "folder", _folder(folder)), None)
     if problem is not None:
         yield problem
-    yield from _forms(facts)
+    yield from _schemas(facts)
     yield from attempted(_AREA, "neighbours", _neighbours(facts))
     yield from _delivery(LakeDestination.capabilities)
     if problem is not None:
@@ -75,8 +75,8 @@ def _folder(folder: Path) -> Iterator[Finding]:
     yield from ()
 
 
-def _forms(facts: Facts) -> Iterator[Finding]:
-    """Whether each table can be one of a lake, in the mode that is wanted."""
+def _schemas(facts: Facts) -> Iterator[Finding]:
+    """Whether a lake can have each table in its mode."""
     settings = facts.settings
     mapping = TableMapping(settings.mapping)
     for table in facts.tables:
@@ -85,7 +85,7 @@ def _forms(facts: Facts) -> Iterator[Finding]:
         try:
             lake_table_schema(schema, plan, overflow=False)
         except DestinationError as refusal:
-            yield error(_AREA, "form", refusal)
+            yield error(_AREA, "schema", refusal)
 
 
 def _writing_on_spark(facts: Facts) -> Iterator[Finding]:
@@ -100,15 +100,15 @@ def _writing_on_spark(facts: Facts) -> Iterator[Finding]:
         )
     ) as opened:
         yield ok(_AREA, "session", f"Spark {opened.spark.version} starts")
-        facts.doing("making a scratch table")
+        facts.doing("creating a scratch table")
         yield from _writing(opened.destination, redacted(facts.settings.destination.uri))
-        facts.doing("looking for tables that are there already")
+        facts.doing("looking for existing tables")
         yield from _owners(facts, opened.destination)
         facts.doing("ending Spark")
 
 
 def _owners(facts: Facts, destination: Destination) -> Iterator[Finding]:
-    """Whether tables that are there already are this pipeline's."""
+    """Whether existing tables belong to this pipeline."""
     assert isinstance(destination, LakeDestination)
     if facts.server is None:
         return
@@ -125,26 +125,26 @@ def _owners(facts: Facts, destination: Destination) -> Iterator[Finding]:
         first, *others = foreign
         if others:
             more = "1 more table" if len(others) == 1 else f"{len(others)} more tables"
-            first.message += f" (and so it is with {more})"
+            first.message += f" (the same holds for {more})"
         yield error(_AREA, "owner", first)
     elif facts.tables:
-        yield ok(_AREA, "owner", "no table that is to be written there is somebody else's")
+        yield ok(_AREA, "owner", "no table there belongs to another pipeline")
 
 
 def _neighbours(facts: Facts) -> Iterator[Finding]:
-    """Pipelines on this machine that write the same tables to the same place under other names:
-    what is known of them without Spark."""
+    """Other pipelines on this machine with the same source and destination. (Spark is not needed
+    to know them.)"""
     settings = facts.settings
     for folder, other in pipelines_on_this_machine(settings):
         if other.name != settings.name and other.writes(facts.source_id, settings.destination.uri):
             yield warning(
                 _AREA,
                 "neighbours",
-                f"The pipeline {other.name} (log: {folder}) writes to {other.destination} from "
-                "this database, too.",
-                f"If it is the one that is meant, go on under its name: `name: {other.name}` in "
-                f"the settings, or --name {other.name}. Two pipelines cannot write the same "
-                "tables: use another folder, or other names (mapping.template).",
+                f"The pipeline {other.name} (log: {folder}) also replicates this database to "
+                f"{other.destination}.",
+                f"To use that pipeline, give its name: `name: {other.name}` in the settings, or "
+                f"--name {other.name}. Two pipelines cannot write the same tables: use another "
+                "folder, or other names (mapping.template).",
             )
 
 
@@ -157,7 +157,7 @@ def _writing(destination: Destination, shown: str) -> Iterator[Finding]:
         )
         return
     destination.check_writable()
-    yield ok(_AREA, "writing", f"{shown} can be written: a scratch table was made and removed")
+    yield ok(_AREA, "writing", f"{shown} can be written: a scratch table was created and removed")
 
 
 def _delivery(capabilities: Capabilities) -> Iterator[Finding]:

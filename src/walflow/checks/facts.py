@@ -1,4 +1,4 @@
-"""What is known when a check begins, and what checks before it have found out."""
+"""What is known when a check begins: the settings, and what earlier checks have found."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["Facts"]
 class Facts:
     settings: Settings
     quick: bool = False
-    """Spark is not to be started."""
+    """Do not start Spark."""
     debug: bool = False
     spark: SparkSession | None = None
-    """One to use instead of our own."""
+    """A session to use instead of our own."""
     stopped: Callable[[], bool] = field(default=lambda: False)
-    """Whether checking is to end soon."""
+    """Whether the checks should end soon."""
     patience: float = 10.0
-    """For how many seconds open transactions may keep a slot from being made."""
+    """How many seconds to wait for open transactions when a slot is created."""
     doing: Callable[[str], None] = field(default=lambda _: None)
-    """Told what takes long, in words."""
+    """Called with the name of each slow step."""
     session: Session | None = None
-    """On the source, if it can be reached."""
+    """A session on the source, if it can be reached."""
     server: Server | None = None
     tables: tuple[PublishedTable, ...] = ()
-    """Those that are, or would be, followed."""
+    """The tables that are, or would be, followed."""
     spark_can_start: bool = True
 
     @property
@@ -48,6 +48,6 @@ class Facts:
 
     @property
     def source_id(self) -> str:
-        """By which destinations tell sources apart."""
+        """How destinations identify the source."""
         server = self.server
         return "unknown" if server is None else f"{server.system_identifier}/{server.database}"

@@ -1,4 +1,4 @@
-"""What a check has found: the nouns of this room."""
+"""What a check has found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Area", "Finding", "Verdict", "attempted", "error", "ok", "skipped", 
 
 
 class Area(StrEnum):
-    """Where a check looks; in the order in which they are looked at."""
+    """The subjects of checks, in their order."""
 
     SOURCE = "source"
     TABLES = "tables"
@@ -28,7 +28,7 @@ class Area(StrEnum):
 class Verdict(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, but maybe not as is expected."""
+    """It works, but maybe not as expected."""
     ERROR = "error"
     """A pipeline would not start, or not follow all tables."""
     SKIPPED = "not tried"
@@ -39,15 +39,15 @@ class Finding:
     verdict: Verdict
     area: Area
     check: str
-    """What was looked at; a name for machines, which stays."""
+    """The name of the check, for programs. It does not change."""
     message: str
     hint: str = ""
-    """What to do, with what is to be pasted; may be empty."""
+    """What to do, with text to paste; may be empty."""
     code: str | None = None
-    """Of an error: the name of its class."""
+    """The class of an error."""
     exit_code: int = 0
     detail: bool = False
-    """For those who want to see all."""
+    """Shown only with --verbose."""
 
 
 def ok(area: Area, check: str, message: str, *, detail: bool = False) -> Finding:
@@ -69,7 +69,7 @@ def error(area: Area, check: str, raised: WalflowError) -> Finding:
 
 
 def attempted(area: Area, check: str, looks: Iterator[Finding]) -> Iterator[Finding]:
-    """All that is found; what is raised is the last finding, and does not stop other checks."""
+    """All findings. A raised error becomes the last one, and does not stop other checks."""
     try:
         yield from looks
     except WalflowError as raised:
@@ -82,7 +82,7 @@ def attempted(area: Area, check: str, looks: Iterator[Finding]) -> Iterator[Find
             Verdict.ERROR,
             area,
             check,
-            f"It could not be looked at: {type(raised).__name__}: {cause}",
+            f"The check failed: {type(raised).__name__}: {cause}",
             "Run again with --debug to see where it happened.",
             type(raised).__name__,
             CheckFailed.exit_code,

@@ -1,4 +1,4 @@
-"""The change log: whether its folder can be written, and has room enough."""
+"""The change log: whether its folder can be written, and has enough room."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _space(facts: Facts) -> Iterator[Finding]:
     with disk_errors(folder):
         room = shutil.disk_usage(existing_folder(folder)).free + _size(folder)
         begun = Head.load(folder) is not None
-    # Of a pipeline that has begun, no more is copied than what joins.
+    # A pipeline that has begun copies only tables that join later.
     copies = 0 if begun else sum(table.bytes for table in facts.tables)
     elsewhere = "name a folder on a larger disk (--log FOLDER)"
     if room < copies:
@@ -81,7 +81,7 @@ def _space(facts: Facts) -> Iterator[Finding]:
 
 
 def _size(folder: Path) -> int:
-    """Of what the log has already. A pipeline may be at work in it."""
+    """The size of the existing log. A pipeline may be writing it."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

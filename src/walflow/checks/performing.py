@@ -18,8 +18,8 @@ __all__ = ["perform"]
 
 
 def perform(facts: Facts) -> Generator[Finding, None, None]:
-    """What is found, as soon as it is. What the checks make is gone at the end, also if it is not
-    waited for: close the generator."""
+    """Yield findings as they come. What the checks create is removed at the end; to stop earlier,
+    close the generator."""
     with ExitStack() as stack:
         checks = (
             check_source(facts, stack),

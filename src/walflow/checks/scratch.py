@@ -1,4 +1,4 @@
-"""Folders that are there for the length of a check only."""
+"""Folders that exist only during a check."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["existing_folder", "made_folder", "removed_if_made", "scratch_id"]
 
 
 def scratch_id() -> str:
-    """For names that nobody else has."""
+    """A part of a unique name."""
     return uuid.uuid4().hex[:12]
 
 
 def existing_folder(folder: Path) -> Path:
-    """The folder, or what is there of the way to it."""
+    """The folder, or its nearest parent that exists."""
     return next(place for place in (folder, *folder.parents) if is_there(place) and place.is_dir())
 
 
 @contextmanager
 def removed_if_made(folder: Path) -> Iterator[None]:
-    """What is made of the folder inside goes again, unless something is in it by then."""
+    """Remove the folders that are created in the block, unless they are not empty."""
     missing = [place for place in (folder, *folder.parents) if not is_there(place)]
     try:
         yield
@@ -36,7 +36,7 @@ def removed_if_made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """The folder; if it is missing, for the length of the block."""
+    """Create the folder if it is missing, and remove it after the block."""
     with removed_if_made(folder):
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -31,9 +31,9 @@ __all__ = ["check_source"]
 
 _AREA = Area.SOURCE
 _CLOCK_SECONDS = 2.0
-"""By how much clocks may differ: lag is told in seconds."""
+"""The allowed difference of clocks, because lag is shown in seconds."""
 
-_ONE_MORE = "Tables that are copied later, and a long backlog, need one more for a while."
+_ONE_MORE = "A table that is copied later, and a long backlog, need one more for a while."
 
 _SOUND: dict[str, tuple[str, Any]] = {
     "version": ("version", 180000),
@@ -41,7 +41,7 @@ _SOUND: dict[str, tuple[str, Any]] = {
     "wal_level": ("wal_level", "logical"),
     "may_replicate": ("role", True),
 }
-"""Of what must be so of a server: the check, and a value that is right."""
+"""What a server must have: for each fact the name of its check, and a value that passes."""
 
 
 def check_source(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
@@ -58,7 +58,7 @@ def check_source(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
     yield from problems
     yield from attempted(_AREA, "clock", _clock(session))
     if any(finding.code for finding in problems):
-        yield skipped(_AREA, "free slots", "whether a slot can be made: see above")
+        yield skipped(_AREA, "free slots", "whether a slot can be created: see above")
     else:
         yield from attempted(_AREA, "slot", _slot(facts, session, server))
     yield from attempted(_AREA, "slot survival", _survival(facts, session, server))
@@ -80,7 +80,7 @@ def _connect(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
 
 
 def _sound(server: Server, fact: str, check: str) -> Iterator[Finding]:
-    # All else being as it should be: each is told of, not only the first.
+    # With all other facts right, so that each problem is found and not only the first.
     others = {name: value for name, (_, value) in _SOUND.items() if name != fact}
     check_server(replace(server, **others))
     words = {
@@ -99,7 +99,7 @@ def _server_time(session: Session) -> float:
 
 
 def _clock(session: Session) -> Iterator[Finding]:
-    _server_time(session)  # so that the next answer takes no longer than the way there and back
+    _server_time(session)  # the first call is slower than one round trip
     before = time.time()
     there = _server_time(session)
     after = time.time()
@@ -125,10 +125,10 @@ def _slot(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
         own = f"walflow {facts.settings.name}"
         if not f"{state.application} ".startswith(f"{own} "):
             raise
-        yield ok(_AREA, "slot", f'the slot "{name}" is read by this pipeline, which runs')
+        yield ok(_AREA, "slot", f'this pipeline runs, and reads the slot "{name}"')
     else:
         if state.exists:
-            yield ok(_AREA, "slot", f'the slot "{name}" is there, and nobody else reads it')
+            yield ok(_AREA, "slot", f'the slot "{name}" exists, and nothing else reads it')
     if server.free_slots > 0 or not state.exists:
         yield from _make_slot(facts, server)
     # One to follow, and one more for a while.
@@ -136,24 +136,24 @@ def _slot(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
         yield warning(
             _AREA,
             "free slots",
-            f"No replication slot of the server is left beside the pipeline's own. {_ONE_MORE}",
+            "The server has no free replication slot besides the pipeline's own. " + _ONE_MORE,
             NoFreeSlot.default_hint,
         )
     if server.free_senders <= (0 if state.active else 1):
         yield warning(
             _AREA,
             "free senders",
-            "No replication connection of the server is left beside the pipeline's own. "
+            "The server has no free replication connection besides the pipeline's own. "
             f"{_ONE_MORE}",
             NoFreeSender.default_hint,
         )
 
 
 def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
-    """Really: a temporary one, which goes with its connection."""
+    """Create a temporary slot, which ends with its connection."""
     if server.free_slots <= 0:
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
-    facts.doing("making a temporary slot")
+    facts.doing("creating a temporary slot")
     deadline = time.monotonic() + facts.patience
 
     def cancelled() -> bool:
@@ -170,25 +170,25 @@ def _make_slot(facts: Facts, server: Server) -> Iterator[Finding]:
             yield warning(
                 _AREA,
                 "free slots",
-                "Postgres makes a slot only once all transactions that are open have ended, and "
-                f"some have not in {facts.patience:g} s: the start would wait for them.",
-                "See which: SELECT pid, xact_start, state, query FROM pg_stat_activity "
+                "Postgres creates a slot only when all open transactions have ended, and some have "
+                f"not ended in {facts.patience:g} s: the start would wait for them.",
+                "To see them: SELECT pid, xact_start, state, query FROM pg_stat_activity "
                 "WHERE xact_start IS NOT NULL ORDER BY xact_start;",
             )
             return
     yield ok(
         _AREA,
         "free slots",
-        f"made a temporary slot and dropped it ({server.free_slots} slots and "
+        f"created a temporary slot and dropped it ({server.free_slots} slots and "
         f"{server.free_senders} senders are free)",
     )
 
 
 def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Finding]:
-    """What becomes of the slot while nobody reads it, and when a standby takes over."""
+    """What happens to the slot while nothing reads it, and when a standby takes over."""
     source, state = facts.settings.source, read_slot(session, facts.settings.slot)
     resyncs = source.on_slot_lost == "resync"
-    # One that has none is not one of ours.
+    # A slot without a position is not ours.
     lost = slot_loss(state) if state.confirmed_flush is not None else None
     if lost is not None:
         if not resyncs:
@@ -206,13 +206,13 @@ def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Findin
     if retention.idle_seconds:
         limits.append(
             (
-                f"nobody has read it for {human_seconds(retention.idle_seconds)} "
+                f"nothing has read it for {human_seconds(retention.idle_seconds)} "
                 "(idle_replication_slot_timeout)",
                 "idle_replication_slot_timeout = 0",
             )
         )
     for limit, setting in limits:
-        message = f"Postgres gives the slot up once {limit}"
+        message = f"Postgres invalidates the slot when {limit}"
         if resyncs:
             yield ok(_AREA, "slot survival", f"{message}; all tables are then copied again")
         else:
@@ -228,15 +228,15 @@ def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Findin
         yield ok(
             _AREA,
             "slot survival",
-            "Postgres keeps the slot, and the log since, however long nobody reads it "
-            "(watch its disk if walflow stands still for long)",
+            "Postgres keeps the slot and its log, however long nothing reads it "
+            "(watch the server's disk if walflow does not run for long)",
         )
     yield from attempted(_AREA, "failover", _failover(facts, server, state, retention.standbys))
     if source.failover and retention.standbys and not retention.synchronized_slots:
         yield warning(
             _AREA,
             "failover",
-            "The slot may get ahead of the standbys, and then cannot be gone on with on them.",
+            "The slot may get ahead of the standbys; then walflow cannot continue on them.",
             "As superuser, with the names of the standbys' slots: ALTER SYSTEM SET "
             "synchronized_standby_slots = 'name'; SELECT pg_reload_conf();",
         )
@@ -250,7 +250,7 @@ def _failover(facts: Facts, server: Server, state: SlotState, standbys: int) -> 
             yield warning(
                 _AREA,
                 "failover",
-                f'The slot "{state.name}" was made without failover: standbys do not keep it.',
+                f'The slot "{state.name}" was created without failover: standbys do not keep it.',
                 "On a replication connection (psql 'dbname=… replication=database'): "
                 f"ALTER_REPLICATION_SLOT {state.name} (FAILOVER true);",
             )
@@ -266,6 +266,4 @@ def _failover(facts: Facts, server: Server, state: SlotState, standbys: int) -> 
                 "Let standbys keep the slot: --set source.failover=true",
             )
         else:
-            yield ok(
-                _AREA, "failover", f"{message} (slots that standbys keep came with Postgres 17)"
-            )
+            yield ok(_AREA, "failover", f"{message} (standbys can keep slots since Postgres 17)")

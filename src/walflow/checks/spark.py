@@ -16,9 +16,9 @@ _AREA = Area.SPARK
 
 
 def check_spark(facts: Facts) -> Iterator[Finding]:
-    """Starts no Spark."""
+    """Does not start Spark."""
     if facts.settings.spark.remote is not None:
-        yield ok(_AREA, "java", "Spark is a Spark Connect server's: it has Java and jars itself")
+        yield ok(_AREA, "java", "Spark runs on a Spark Connect server, which has Java and jars")
         return
     for check, look in (("java", _java()), ("jars", _jars(facts))):
         for finding in attempted(_AREA, check, look):
@@ -48,7 +48,7 @@ def _jars(facts: Facts) -> Iterator[Finding]:
     yield warning(
         _AREA,
         "jars",
-        f"The first start will fetch {', '.join(missing)}, which takes a network.",
-        "Without one, name a mirror (spark.ivy_settings: an Ivy settings file), or put them into "
-        f"{jar_folder()}.",
+        f"The first start will fetch {', '.join(missing)}, which needs a network.",
+        "Without one, name a mirror (spark.ivy_settings: an Ivy settings file), or put the jars "
+        f"into {jar_folder()}.",
     )

@@ -33,19 +33,19 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield warning(
             _AREA,
             "store",
-            "The store is this process's memory: with its end, everything is forgotten, and the "
-            "next start finds out anew how far each table is.",
+            "The store is the memory of the process: when that ends, the state is lost, and the "
+            "next start asks the destination again how far each table is.",
             "Leave store.uri out to keep the state in the change log's folder.",
         )
     elif file is not None and not state_file_is_there(settings):
         _make_file(settings, file)
-        yield ok(_AREA, "store", f"{shown} can be made")
+        yield ok(_AREA, "store", f"{shown} can be created")
     else:
         yield from _store_there(settings, shown)
 
 
 def _make_file(settings: Settings, file: Path) -> None:
-    """Not the file itself: a pipeline might be starting at this moment."""
+    """Create another file beside it, because a pipeline might be starting at this moment."""
     scratch = file.with_name(f".check-{scratch_id()}.db")
     store = settings.store.model_copy(update={"uri": SecretStr(f"sqlite:///{scratch}")})
     try:
@@ -57,8 +57,8 @@ def _make_file(settings: Settings, file: Path) -> None:
                     left.unlink()
     except OSError as error:
         raise StoreError(
-            f"The store {file} cannot be made: {error.strerror or error}.",
-            hint="Name a folder that this user may write: --log FOLDER, or store.uri.",
+            f"The store {file} cannot be created: {error.strerror or error}.",
+            hint="Name a folder that this user can write: --log FOLDER, or store.uri.",
         ) from error
 
 
@@ -71,14 +71,14 @@ def _store_there(settings: Settings, shown: str) -> Iterator[Finding]:
             current = is_current(database)
             if current is None:
                 try_making(database)
-                yield ok(_AREA, "store", f"{shown} can be made (and was not kept)")
+                yield ok(_AREA, "store", f"{shown} can be created (this was rolled back)")
                 return
         if not current:
-            yield ok(_AREA, "store", f"{shown} is of an older version, which the start brings up")
+            yield ok(_AREA, "store", f"{shown} has an older version; the next start upgrades it")
             return
     if is_own_store(settings):
-        # To try it out, what was written would have to be dropped, and nobody knows what else a
-        # store of one's own takes that for.
+        # To try it out, walflow would have to drop what it wrote, and cannot know what else an own
+        # store does then.
         yield skipped(_AREA, "store", f"whether {shown} can be written: it is your own")
     else:
         _write(settings)
@@ -87,7 +87,7 @@ def _store_there(settings: Settings, shown: str) -> Iterator[Finding]:
 
 
 def _write(settings: Settings) -> None:
-    """For a pipeline that does not exist, which is then forgotten."""
+    """Write the state of a pipeline that does not exist, and drop it again."""
     scratch = settings.model_copy(update={"name": f"check_{scratch_id()}"})
     table, name = 1, TableName("walflow", "check")
     with closing(open_store(scratch)) as store:
@@ -95,7 +95,7 @@ def _write(settings: Settings) -> None:
             store.store_table_mapping(table, name)
             store.load_table_mappings()
             if store.get_table_mapping(table) != name:
-                raise StoreError(f"{_shown(settings)} does not give back what was written to it")
+                raise StoreError(f"{_shown(settings)} does not return what was written to it")
         finally:
             store.drop()
 

@@ -1,4 +1,4 @@
-"""The tables: what is published of them, whether we may read it, and what their changes become."""
+"""The tables: what is published, whether it can be read, and how changes find their rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["check_tables"]
 
 _AREA = Area.TABLES
 _SHOWN = 20
-"""Of more tables than these, single ones that are as they should be are details."""
+"""With more tables than this, findings about single sound tables are details."""
 
 
 def check_tables(facts: Facts) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def _publication(facts: Facts, session: Session) -> Iterator[Finding]:
 
 
 def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
-    """Make the publication, look at what it publishes, and make it undone."""
+    """Create the publication, read what it publishes, and roll it back."""
     settings = facts.settings
     name, chosen = settings.publication, settings.tables
     wanted = require_tables(session, chosen) if chosen.choose else []
@@ -80,7 +80,9 @@ def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
                 session.execute(publication_sql(name, wanted))
         else:
             yield ok(
-                _AREA, "publication", f'the publication "{name}" could be made (and was not kept)'
+                _AREA,
+                "publication",
+                f'the publication "{name}" can be created (this was rolled back)',
             )
         yield from _read(facts, session, "would have")
 
@@ -130,11 +132,11 @@ def _partly(table: PublishedTable) -> Iterator[Finding]:
     parts = [f"only rows with {table.row_filter}"] if table.row_filter else []
     parts += [f"{columns} column{'' if columns == 1 else 's'} less"] if columns else []
     if parts:
-        yield ok(_AREA, "left out", f"{table.name}: published are {' and '.join(parts)}")
+        yield ok(_AREA, "left out", f"{table.name}: the publication has {' and '.join(parts)}")
 
 
 def _rights(session: Session, tables: Sequence[PublishedTable]) -> Iterator[Finding]:
-    # One statement for all tables is better than one error after the other.
+    # One error with one statement for all tables, rather than an error for each table.
     refusal = refused_reading(session, tables)
     if refusal is not None:
         yield error(_AREA, "rights", refusal)
@@ -149,7 +151,7 @@ def _rights(session: Session, tables: Sequence[PublishedTable]) -> Iterator[Find
 
 
 def _reading(session: Session, table: PublishedTable) -> Iterator[Finding]:
-    """Really: no rows, but as a copy reads some pages, under the locks that it takes."""
+    """Run the query of a copy without reading rows, which takes the same locks."""
     try:
         with brief_look(session, f"read {table.name}"):
             for part in table.relations:
@@ -159,7 +161,7 @@ def _reading(session: Session, table: PublishedTable) -> Iterator[Finding]:
 
 
 def _identities(tables: Sequence[PublishedTable], told: bool) -> Iterator[Finding]:
-    """What becomes of updates and deletes. ``told``: which have no identity was said already."""
+    """How updates and deletes find their rows. ``told``: missing ones are reported already."""
     publication = tables[0].publication
     for caution in () if told else identity_cautions(publication, tables):
         yield warning(_AREA, "replica identity", caution.message, caution.hint)
@@ -174,7 +176,7 @@ def _identities(tables: Sequence[PublishedTable], told: bool) -> Iterator[Findin
             detail=len(tables) > _SHOWN,
         )
     if sound and len(tables) > _SHOWN:
-        yield ok(_AREA, "replica identity", f"of {_count(sound)} updates and deletes are followed")
+        yield ok(_AREA, "replica identity", f"updates and deletes of {_count(sound)} are followed")
 
 
 def _finds_rows(table: PublishedTable) -> bool:

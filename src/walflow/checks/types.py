@@ -1,4 +1,4 @@
-"""The columns' types: what becomes of them, and which values have no room there."""
+"""The columns' types: what they become, and which values do not fit there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_types"]
 
 _AREA = Area.TABLES
 _NAMED = 8
-"""So many columns are named on a line."""
+"""How many columns are named on a line."""
 
 _NUMERIC = 1700
 _TIMES = ("date", "timestamp", "timestamp_ntz")
@@ -34,14 +34,14 @@ def check_types(tables: Sequence[PublishedTable], settings: TypeSettings) -> Ite
     told = len(texts) + len(numbers)
     yield ok(_AREA, "types", f"{len(columns) - told} of {len(columns)} columns keep their types")
     if texts:
-        yield ok(_AREA, "types", f"become strings, as Postgres prints them: {_listed(texts)}")
+        yield ok(_AREA, "types", f"these become strings, as Postgres prints them: {_listed(texts)}")
     if numbers:
         yield _numbers(numbers, settings)
     if times:
         yield ok(
             _AREA,
             "types",
-            f"hold the years 1 to 9999 (others, and infinity, become the nearest; {_EXACTLY}): "
+            f"these hold the years 1 to 9999 (others become the nearest value; {_EXACTLY}): "
             f"{_listed(times)}",
             detail=True,
         )
@@ -54,7 +54,7 @@ _EXACTLY = "their exact text is kept in the column _EXACT"
 
 
 def _numbers(columns: list[str], settings: TypeSettings) -> Finding:
-    """Numerics that say no precision, or too large a one."""
+    """Numerics without precision, or with one that is too large."""
     become = f"numerics without precision become {settings.numeric}"
     listed = _listed(columns)
     if settings.numeric == "string":
@@ -67,8 +67,8 @@ def _numbers(columns: list[str], settings: TypeSettings) -> Finding:
         _AREA,
         "types",
         message[:1].upper() + message[1:] + ".",
-        "Give the columns a precision: ALTER TABLE … ALTER COLUMN … TYPE numeric(38,10); or say "
-        f"what they are to be: --set 'types.numeric={settings.numeric}' (or double, or string).",
+        "Give the columns a precision: ALTER TABLE … ALTER COLUMN … TYPE numeric(38,10); or choose "
+        f"their type: --set 'types.numeric={settings.numeric}' (or double, or string).",
     )
 
 

@@ -1,4 +1,4 @@
-"""``walflow bench``: how fast it is here, beside a reference."""
+"""``walflow bench``: measures walflow on this machine, beside a reference."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _repeats = click.option(
     default=3,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How often; medians are shown.",
+    help="How often to measure; medians are shown.",
 )
 _settings_option = click.option(
     "--set",
     "others",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the pipeline, such as batch.max_fill_ms=100. May be repeated.",
+    help="A setting of the pipeline, such as batch.max_fill_ms=100. Can be repeated.",
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Last, one JSON object a workload.")
+_as_json = click.option("--json", "as_json", is_flag=True, help="At the end, one JSON object each.")
 
 
 @click.group()
@@ -42,7 +42,7 @@ def bench() -> None:
     help="The size of the largest workload.",
 )
 @_repeats
-@click.option("--only", metavar="NAME", help="One workload alone.")
+@click.option("--only", metavar="NAME", help="Only this workload.")
 @_as_json
 @debug_option
 def capture(changes: int, repeats: int, only: str | None, as_json: bool) -> None:
@@ -58,7 +58,11 @@ def capture(changes: int, repeats: int, only: str | None, as_json: bool) -> None
 
 @bench.command()
 @click.option(
-    "--rows", default=3_000_000, show_default=True, type=click.IntRange(min=1000), help="To copy."
+    "--rows",
+    default=3_000_000,
+    show_default=True,
+    type=click.IntRange(min=1000),
+    help="Rows to copy.",
 )
 @_repeats
 @_as_json
@@ -80,7 +84,7 @@ def copy(context: click.Context, rows: int, repeats: int, as_json: bool) -> None
     help="Sizes of the table, with commas between.",
 )
 @click.option(
-    "--hard", is_flag=True, help="Batches that are more than whole rows under keys instead."
+    "--hard", is_flag=True, help="Hard batches instead: overflow, TOAST, key changes, truncates."
 )
 @click.option(
     "--format",
@@ -128,7 +132,11 @@ def apply(
 
 
 _table_rows = click.option(
-    "--rows", default=2_000_000, show_default=True, type=click.IntRange(min=1000), help="At first."
+    "--rows",
+    default=2_000_000,
+    show_default=True,
+    type=click.IntRange(min=1000),
+    help="Rows at the start.",
 )
 
 
@@ -139,7 +147,7 @@ _table_rows = click.option(
     default=1_000_000,
     show_default=True,
     type=click.IntRange(min=1000),
-    help="In the backlog.",
+    help="Changes in the backlog.",
 )
 @_repeats
 @_as_json
@@ -160,7 +168,11 @@ def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json
 @bench.command()
 @_table_rows
 @click.option(
-    "--per-second", default=100, show_default=True, type=click.IntRange(min=1), help="Commits."
+    "--per-second",
+    default=100,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Commits a second.",
 )
 @click.option(
     "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="How long."
@@ -175,7 +187,7 @@ def latency(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """From a commit until who opens the Iceberg table sees it."""
+    """From a commit until a reader that opens the Iceberg table sees it."""
     from walflow.bench.latency import bench_latency
 
     result = bench_latency(rows, per_second, seconds, debug=is_debug(context))
@@ -187,7 +199,11 @@ def latency(
     "--minutes", default=20, show_default=True, type=click.IntRange(min=1), help="How long."
 )
 @click.option(
-    "--per-second", default=350, show_default=True, type=click.IntRange(min=1), help="Changes."
+    "--per-second",
+    default=350,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Changes a second.",
 )
 @click.option(
     "--format",
@@ -195,7 +211,7 @@ def latency(
     default="iceberg",
     show_default=True,
     type=click.Choice(["iceberg", "delta"]),
-    help="Of the tables.",
+    help="The format of the tables.",
 )
 @_settings_option
 @_as_json
@@ -209,7 +225,7 @@ def soak(
     others: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Follow five tables for a long time: does memory grow, or anything else?"""
+    """Follow five tables for a long time, to see whether memory or anything else grows."""
     from walflow.bench.soak import bench_soak, show_soak
 
     settings = dict(map(key_and_value, others))

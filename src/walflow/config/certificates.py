@@ -1,4 +1,4 @@
-"""Certificates that the settings have as text: libpq takes them from files only."""
+"""Files for certificates that the settings have as text, because libpq reads only files."""
 
 from __future__ import annotations
 

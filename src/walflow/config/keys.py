@@ -24,11 +24,11 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "WALFLOW_"
 SHORT = "uri"
-"""In the place of a section that has such a setting, a text is that: ``source: postgresql://…``."""
+"""A text in place of a section is its setting of this name: ``source: postgresql://…``."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """The keys of a section as users write them, with the section behind each, if it is one."""
+    """The keys of a section as users write them, each with its section if it is one."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, field in model.model_fields.items():
         kind: Any = field.annotation
@@ -38,7 +38,7 @@ def keys_of(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
 
 
 def all_paths() -> list[tuple[str, ...]]:
-    """The paths of all settings and sections, outer ones first, but for those of single tables."""
+    """The paths of all settings and sections, outer ones first, except those of single tables."""
     found: list[tuple[str, ...]] = [()]
     for path in found:
         section = section_at(path)

@@ -1,4 +1,4 @@
-"""Settings of tables in a lake: what becomes of changes there, and the upkeep."""
+"""Settings of tables in a lake: modes, metadata columns and maintenance."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DroppedColumns = Literal["drop", "keep"]
 
 
 class TableSettings(Section):
-    """What holds for one table instead of what `apply` says for all."""
+    """Settings of one table, instead of those of `apply` for all."""
 
-    mode: Mode | None = Field(None, description="What becomes of changes; see apply.mode.")
+    mode: Mode | None = Field(None, description="What the table keeps; see apply.mode.")
     on_column_dropped: DroppedColumns | None = Field(
-        None, description="What becomes of dropped columns; see apply.on_column_dropped."
+        None, description="What happens to dropped columns; see apply.on_column_dropped."
     )
 
 
@@ -44,44 +44,52 @@ TableOptions = Annotated[dict[SourceTable, TableSettings], BeforeValidator(parse
 
 
 class ApplySettings(Section):
-    """What becomes of changes in tables of a lake (Iceberg, Delta)."""
+    """How changes are applied to tables of a lake (Iceberg, Delta)."""
 
     mode: Mode = Field(
         "mirror",
-        description="`mirror`: the table equals the source's. `soft_delete`: so it does, but "
-        "deleted rows stay, and are marked. `history`: every change is a row. `scd2`: every "
-        "version of a row is one, with the time that it was valid.",
+        description="`mirror`: the table equals the source's. `soft_delete`: it also keeps deleted "
+        "rows, and marks them. `history`: it has a row for every change. `scd2`: it has a row for "
+        "every version of a row, with the time in which it was valid.",
     )
     metadata: bool = Field(
-        True, description="Whether rows tell by which change, and when, they came to be."
+        True,
+        description="Whether rows have columns for the kind, position and time of their last "
+        "change.",
     )
     change_type_column: str = Field(
         "_CHANGE_TYPE",
         min_length=1,
-        description="Its name for the kind of a row's last change: insert, update, delete.",
+        description="The name of the column for the kind of a row's last change: insert, update, "
+        "delete.",
     )
     lsn_column: str = Field(
-        "_LSN", min_length=1, description="Its name for the position of that change's commit."
+        "_LSN",
+        min_length=1,
+        description="The name of the column for the position of that change's commit.",
     )
     timestamp_column: str = Field(
-        "_TIMESTAMP", min_length=1, description="Its name for the time of that change's commit."
+        "_TIMESTAMP",
+        min_length=1,
+        description="The name of the column for the time of that change's commit.",
     )
     on_column_dropped: DroppedColumns = Field(
-        "drop", description="Whether a column that the source drops goes, or stays with its values."
+        "drop",
+        description="Whether a column that the source drops is dropped, or kept with its values.",
     )
     on_rewrite: Literal["resync", "trust"] = Field(
         "resync",
-        description="What to do when ALTER TABLE writes all rows of a table anew, as for another "
-        "type of a column (integer to bigint), or to make an UNLOGGED table a LOGGED one. The new "
-        "values are not in Postgres's log: `resync` copies the table again, `trust` takes it that "
-        "they are the same (no USING, nothing written while it was UNLOGGED), where a new type "
-        "holds all of them. Without TOAST (all columns short) a table that the publication does "
-        "not name itself is copied again after VACUUM FULL, CLUSTER and TRUNCATE, too.",
+        description="What to do when ALTER TABLE rewrites all rows of a table, for example to "
+        "change a column's type (integer to bigint), or to make an UNLOGGED table LOGGED. The new "
+        "values are not in the WAL: `resync` copies the table again; `trust` assumes that the "
+        "values are the same (no USING, nothing written while it was UNLOGGED) if the new type can "
+        "hold all of them. A table without TOAST (all columns short) that the publication does not "
+        "name itself is also copied again after VACUUM FULL, CLUSTER and TRUNCATE.",
     )
     tables: TableOptions = Field(
         default_factory=dict,
-        description="For single tables: {public.orders: {mode: history}}; `mode` and "
-        "`on_column_dropped` can be said.",
+        description="`mode` and `on_column_dropped` of single tables: {public.orders: {mode: "
+        "history}}.",
     )
 
     def wanted_of(self, table: str | None) -> WantedOfTable:
@@ -102,28 +110,28 @@ class ApplySettings(Section):
 
 
 class MaintenanceSettings(Section):
-    """The upkeep of tables of a lake, between rounds."""
+    """Maintenance of tables in a lake."""
 
-    enabled: bool = Field(True, description="Whether walflow does it.")
+    enabled: bool = Field(True, description="Whether walflow maintains its tables.")
     interval_seconds: float = Field(
-        300, gt=0, description="How long a table that changes goes without it, at most."
+        300, gt=0, description="The longest time between two maintenances of a table that changes."
     )
     small_files: int = Field(
-        64, ge=2, description="From this many small files on, a table's are rewritten as few."
+        64, ge=2, description="From this many small files on, they are compacted."
     )
     target_file_bytes: int = Field(
-        64 << 20, gt=0, description="About how large the files that it writes are."
+        64 << 20, gt=0, description="The approximate size of files that compaction writes."
     )
     keep_snapshots_seconds: float = Field(
         86_400,
         ge=0,
-        description="How long one can read a table as it was: older snapshots are removed.",
+        description="How long old versions of a table can be read: older snapshots are removed.",
     )
     keep_snapshots: int = Field(
-        100, ge=1, description="As many of a table's last snapshots stay, however old."
+        100, ge=1, description="How many of a table's last snapshots stay, however old."
     )
     orphans_seconds: float = Field(
         86_400,
         ge=3600,
-        description="Files that belong to no snapshot are removed when they are of this age.",
+        description="Files that belong to no snapshot are removed at this age.",
     )

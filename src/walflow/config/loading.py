@@ -27,12 +27,11 @@ def load_settings(
     *,
     noted: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the file (if any) under the environment under the overrides. ``noted``: what
-    is known of the pipeline otherwise, under all of these.
+    """Settings from overrides, environment and file (if any); the first one wins. ``noted``: the
+    settings of the pipeline's last start, which all others override.
 
-    Overrides are nested like the file, or have dotted keys (``{"source.uri": …}``); a value of
-    None means that nothing was said. All problems are told at once in one ConfigError, which
-    never shows a value.
+    Overrides are nested like the file, or have dotted keys (``{"source.uri": …}``); None means
+    not given. One ConfigError has all problems, and never shows a value.
     """
     environment = os.environ if environment is None else environment
     said, set_there = _from_overrides(overrides or {}), _from_environment(environment)
@@ -40,11 +39,11 @@ def load_settings(
     layers = {
         "command line": said,
         "environment": set_there,
-        # What is said elsewhere stands before the file, and needs no variables of it.
+        # Values that are overridden need no variables.
         f"file {file}": filled_in(written, environment, beside=_merge(set_there, said)),
         "pipeline.json beside the log": noted or {},
     }
-    # Sections begin empty, so that what is missing inside them is told, not the section.
+    # Sections begin empty, so that a missing setting inside is reported, not the section.
     merged: dict[str, Any] = {key: {} for key, section in keys_of(Settings).items() if section}
     for layer in reversed(layers.values()):
         merged = _merge(merged, layer)
@@ -65,8 +64,8 @@ def load_settings(
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     raise ConfigError(
         "\n  ".join([f"{count} missing or wrong:", *problems]),
-        hint="A setting like batch.max_size stands in the YAML file (batch: {max_size: 100}), in "
-        "the environment (WALFLOW_BATCH__MAX_SIZE=100) or on the command line, which wins.",
+        hint="Give a setting like batch.max_size in the YAML file (batch: {max_size: 100}), in the "
+        "environment (WALFLOW_BATCH__MAX_SIZE=100) or on the command line, which wins.",
     )
 
 
@@ -87,7 +86,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"The settings file {file} is not valid YAML{place}: "
             f"{getattr(error, 'problem', None) or 'it has characters that YAML forbids'}.",
-            hint="Quote values that have a colon, a # or a @ in them, or begin with a *.",
+            hint="Quote values that contain a colon, a # or a @, or begin with a *.",
         ) from None
     if content is None:
         return {}
@@ -100,10 +99,10 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """``WALFLOW_A__B=v`` as ``{a: {b: v}}``; an empty value says nothing.
+    """``WALFLOW_A__B=v`` as ``{a: {b: v}}``; an empty value means not given.
 
-    Other variables may begin with the prefix: one that names no section and is not nearly a
-    setting's name is left alone.
+    Other variables may have the prefix too. One that names no section, and is not similar to the
+    name of a setting, is ignored.
     """
     known = keys_of(Settings)
     found: dict[str, Any] = {}

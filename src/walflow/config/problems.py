@@ -1,4 +1,4 @@
-"""What is wrong with settings, in words that name the setting and where it was said."""
+"""Messages about wrong settings, which name the setting and where it was given."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from walflow.redaction import redacted
 __all__ = ["described", "no_section"]
 
 _OF_THE_KEY = "[key]"
-"""With which pydantic ends the place of a problem that a mapping's key has, not its value."""
+"""Pydantic's mark for a problem of a mapping's key rather than of its value."""
 
 _NOW = {"log.fill_ms": "batch.max_fill_ms", "source.tables": "tables.include"}
-"""Settings that have got another name."""
+"""Settings that were renamed."""
 
 _GONE = ("freshness", "view_from_rows", "fold_share", "fold_seconds")
 """Settings of `apply` that no longer exist."""
 
 
 def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) -> str:
-    """One problem on a line; never shows a value. ``layers`` are by name, the first one wins."""
+    """One problem on one line, without the value. ``layers`` are by name; the first one wins."""
     path = [str(part) for part in problem["loc"] if part != _OF_THE_KEY]
     shown = redacted(".".join(path))
     if problem["type"] == "missing":
@@ -53,7 +53,7 @@ def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) ->
 
 
 def no_section(path: Sequence[str], layer: str) -> str:
-    """A section is something else there."""
+    """The message that a layer has another value where a section should be."""
     keys = _known_at(list(path))
     shown = ".".join(path)
     return (
@@ -79,7 +79,7 @@ def _holds(layer: Mapping[str, Any], path: list[str]) -> bool:
 
 
 def _closest(path: list[str]) -> str | None:
-    """The setting that was probably meant: beside this one, or of this name in another section."""
+    """The setting that was probably meant: in this section, or of this name in another one."""
     *parents, key = path
     beside = get_close_matches(key, _known_at(parents), n=1)
     if beside:

@@ -1,4 +1,4 @@
-"""The page of all settings, made of the model: ``python -m walflow.config.reference``."""
+"""The page of all settings, generated from the model: ``python -m walflow.config.reference``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m walflow.config.reference > docs/reference/settings.md`; a test compares. -->
 
-A setting can be said in three places. What the command line says wins over the environment, and
-that over the file.
+A setting can be given in three places. The command line wins over the environment, and that over
+the file.
 
-| where | `batch.max_fill_ms` there |
+| where | example |
 |---|---|
 | command line | `walflow run --set batch.max_fill_ms=100` |
 | environment | `WALFLOW_BATCH__MAX_FILL_MS=100` |
@@ -44,18 +44,18 @@ mapping:
   tables: {public.orders: sales.orders}
 ```
 
-On the command line and in the environment a list is written `public.orders, sales.*`, and a
-mapping as a JSON object: `{"public.orders": "sales.orders"}`. What is empty says nothing, and the
-default stands. Secrets, and passwords in URIs, are never shown or logged.
+On the command line and in the environment, write a list as `public.orders, sales.*`, and a mapping
+as a JSON object: `{"public.orders": "sales.orders"}`. An empty value means the default. Secrets,
+and passwords in URIs, are never shown or logged.
 
-In the file, `${NAME}` stands for a variable of the environment, so that a secret need not be
-written there: `uri: postgresql://app:${SHOP_PASSWORD}@host/shop`. In a URI's user, password and
-parameters it is percent-encoded as it must be there. `$${` is a `${` as it stands.
+In the file, `${NAME}` stands for an environment variable, so that secrets need not be in the file:
+`uri: postgresql://app:${SHOP_PASSWORD}@host/shop`. In a URI's user, password and parameters the
+value is percent-encoded. Write `$${` for a literal `${`.
 
-A URI alone may stand for `source`, `destination` and `store`: `source: postgresql://app@host/shop`.
+`source`, `destination` and `store` can be a URI alone: `source: postgresql://app@host/shop`.
 
-Editors check and complete the file by its JSON schema,
-[walflow.schema.json](../walflow.schema.json), which `walflow init` puts beside it.
+Editors check and complete the file with its JSON schema,
+[walflow.schema.json](../walflow.schema.json), which `walflow init` writes beside it.
 """
 
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
@@ -65,7 +65,7 @@ _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def settings_page() -> str:
     """All settings with variable, type, default and description, as Markdown."""
-    lines = [_INTRODUCTION, "## Of the pipeline", "", *_table(())]
+    lines = [_INTRODUCTION, "## The pipeline", "", *_table(())]
     for path in _sections(()):
         section = section_at(path)
         assert section is not None
@@ -75,7 +75,7 @@ def settings_page() -> str:
 
 
 def _sections(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Of all settings in order, each before those inside it."""
+    """The paths of all sections in order, each before those inside it."""
     section = section_at(path)
     assert section is not None
     for key, inner in keys_of(section).items():
@@ -85,7 +85,7 @@ def _sections(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _table(section: tuple[str, ...]) -> Iterator[str]:
-    """Of the settings of one section."""
+    """The table of one section's settings."""
     model = section_at(section)
     assert model is not None
     paths = [(*section, key) for key, inner in keys_of(model).items() if inner is None]
@@ -141,7 +141,7 @@ def _default(key: str, field: FieldInfo) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, but for the code in it."""
+    """The text, escaped for Markdown except in code."""
     code = False
     shown = []
     for character in text:

@@ -1,7 +1,7 @@
 """The settings of a pipeline, section by section.
 
 Secrets are ``SecretStr``: they never print, and ``redacted`` shows a URI without them.
-``docs/reference/settings.md`` is made of what stands here.
+``docs/reference/settings.md`` is generated from this file.
 """
 
 from __future__ import annotations
@@ -67,29 +67,29 @@ class SourceSettings(Section):
         None,
         min_length=1,
         description="The publication whose tables are followed; default: the one that the pipeline "
-        "began with. A new pipeline begins with `walflow_<name>`, or with one named `walflow` that "
-        "somebody has made by hand.",
+        "began with. A new pipeline begins with `walflow_<name>`, or with an existing one named "
+        "`walflow` that walflow did not create.",
     )
     create_publication: bool = Field(
         False,
-        description="Make the publication if missing: FOR ALL TABLES, or, if `tables.include` or "
-        "`tables.exclude` say something, for those that there are of them.",
+        description="Create the publication if it is missing: FOR ALL TABLES, or, if "
+        "`tables.include` or `tables.exclude` are set, for the tables that they choose now.",
     )
     slot: SlotName | None = Field(
         None, description="The replication slot; default: walflow_<name>."
     )
     failover: bool = Field(
-        False, description="Make the slot one that standbys keep (Postgres 17 and newer)."
+        False, description="Create a slot that standbys keep (Postgres 17 and newer)."
     )
     on_slot_lost: Literal["error", "resync"] = Field(
         "error",
         description="What to do when changes are lost, because the slot is gone, was invalidated, "
-        "or was read by someone else: `error` ends the pipeline and touches nothing; `resync` "
-        "copies all tables again, under a new slot if need be. (Which of them changed between the "
-        "end of the old slot and the new one, nobody can tell.)",
+        "or was read by something else: `error` ends the pipeline and changes nothing; `resync` "
+        "copies all tables again, with a new slot if needed. (Which tables changed between the end "
+        "of the old slot and the new one is not known.)",
     )
     backlog_bytes: int = Field(
-        64 << 20, ge=0, description="From this much unread log on, the bulk path reads it."
+        64 << 20, ge=0, description="From this much unread WAL on, it is read in bulk through SQL."
     )
     tls: TlsSettings = TlsSettings()
 
@@ -102,16 +102,16 @@ class SourceSettings(Section):
 
 
 class TablesSettings(Section):
-    """Which of the published tables are followed. The patterns are like those of a shell, over
-    schema and table: `public.*`, `*.audit_*`, `shop.orders_20??`. Letters count as they are."""
+    """Which of the published tables are followed. Patterns are like a shell's, over schema and
+    table: `public.*`, `*.audit_*`, `shop.orders_20??`. They are case-sensitive."""
 
     include: TablePatterns = Field(
         (),
-        description="Only tables like these; empty: all. A publication that walflow makes is made "
-        "of them, and tables that come to be later are not added to it (ALTER PUBLICATION … ADD "
+        description="Only tables like these; empty: all. A publication that walflow creates has "
+        "these tables. Tables that are created later are not added to it (ALTER PUBLICATION … ADD "
         "TABLE does that).",
     )
-    exclude: TablePatterns = Field((), description="No tables like these, also if included.")
+    exclude: TablePatterns = Field((), description="No tables like these, even if included.")
 
     @property
     def choose(self) -> bool:
@@ -124,13 +124,13 @@ class TablesSettings(Section):
         return tuple(pattern for pattern in self.include if not re.search(r"[*?[]", pattern))
 
     def have(self, table: TableName) -> bool:
-        """Whether the table is one of those to be followed."""
+        """Whether the table is chosen."""
         included = not self.include or any(_is_like(table, pattern) for pattern in self.include)
         return included and not any(_is_like(table, pattern) for pattern in self.exclude)
 
 
 def _is_like(table: TableName, pattern: str) -> bool:
-    # At whichever dot: schemas and tables may have some in their names.
+    # At any dot: names of schemas and tables may contain dots.
     parts = pattern.split(".")
     return any(
         fnmatchcase(table.schema, ".".join(parts[:at]))
@@ -140,7 +140,7 @@ def _is_like(table: TableName, pattern: str) -> bool:
 
 
 class BatchSettings(Section):
-    """How much is collected before it goes on to the destination."""
+    """How many changes are collected before they are applied."""
 
     max_size: int = Field(
         1_000_000,
@@ -153,7 +153,7 @@ class BatchSettings(Section):
 
 
 class TypeSettings(Section):
-    """What types become where there is a choice."""
+    """Which types columns get where there is a choice."""
 
     numeric: NumericType = Field(
         "decimal(38,18)",
@@ -195,24 +195,24 @@ class DestinationSettings(Section):
     )
     options: Options = Field(
         default_factory=dict,
-        description="Of a lake: settings of its catalog. Of a web service: `secret`, `token`, "
-        "`batch_rows` and others. Of your own class: its arguments.",
+        description="For a lake: settings of its catalog. For a web service: `secret`, `token`, "
+        "`batch_rows` and others. For your own class: its arguments.",
     )
 
     format_version: int = Field(
         3,
         ge=2,
         le=3,
-        description="Of Iceberg tables that walflow makes: 3, with deletion vectors, or 2 for "
-        "engines that cannot read those (with position deletes, which cost more). Tables that are "
-        "there keep theirs.",
+        description="The format version of Iceberg tables that walflow creates: 3, with deletion "
+        "vectors, or 2 for engines that cannot read those (with position deletes, which cost "
+        "more). Existing tables keep theirs.",
     )
 
     @model_validator(mode="after")
     def _check_format_version(self) -> Self:
         if "format-version" in self.options:
             raise ValueError(
-                "options are for the catalog, which has no use for format-version: say "
+                "options are for the catalog, which does not use format-version: set "
                 "destination.format_version"
             )
         if self.format_version != 3 and urlsplit(self.uri).scheme != "iceberg":
@@ -232,16 +232,17 @@ class DestinationSettings(Section):
 
 
 class MappingSettings(Section):
-    """What the destination calls the tables."""
+    """The names of tables in the destination."""
 
     template: Template = Field(
         "{schema}.{table}",
-        description="The destination's name for a table, as namespace.table; {schema} and "
-        "{table} stand for the source's.",
+        description="The name of a table in the destination, as namespace.table; {schema} and "
+        "{table} stand for the source's names.",
     )
     tables: TableNames = Field(
         default_factory=dict,
-        description="Names for single tables, before the template: {public.orders: sales.orders}.",
+        description="Names for single tables, instead of the template: {public.orders: "
+        "sales.orders}.",
     )
 
 
@@ -254,24 +255,24 @@ class StoreSettings(Section):
         "your own; default: state.db in the log's folder.",
     )
     postgres_schema: str = Field(
-        "walflow", min_length=1, description="Where tables of a Postgres store are made."
+        "walflow", min_length=1, description="The schema of a Postgres store's tables."
     )
-    redis_prefix: str = Field("etl:", description="What the keys of a Redis store begin with.")
+    redis_prefix: str = Field("etl:", description="The prefix of a Redis store's keys.")
 
 
 class SparkSettings(Section):
-    """Where Spark runs, and with what."""
+    """Where Spark runs, and its settings."""
 
     remote: SecretStr | None = Field(
         None,
-        description="sc://host:port/;token=… of a Spark Connect server, instead of `master`. It, "
-        "or a cluster's workers, must see the log's folder and the destination under the same "
-        "path as this process, and have the same Python and walflow.",
+        description="sc://host:port/;token=… of a Spark Connect server, instead of `master`. The "
+        "server, or a cluster's workers, must see the log's folder and the destination under the "
+        "same path as this process, and have the same Python and walflow.",
     )
     master: str = Field("local[*]", description="local[N], spark://host:port, …")
     driver_memory: Memory = Field("2g", description="The JVM's heap, like 512m or 2g.")
     ivy_settings: HomePath | None = Field(
-        None, description="An Ivy settings file that says where jars come from."
+        None, description="An Ivy settings file, which names where jars are fetched from."
     )
     conf: Options = Field(default_factory=dict, description="More Spark settings.")
 
@@ -289,8 +290,8 @@ class Settings(Section):
 
     name: PipelineName = Field(
         "default",
-        description="The pipeline's name: small letters, digits and underscores. Slot, log and "
-        "state are found by it.",
+        description="The pipeline's name: small letters, digits and underscores. It identifies "
+        "the slot, the log and the state.",
     )
     source: SourceSettings
     destination: DestinationSettings
@@ -315,27 +316,27 @@ class Settings(Section):
     table_error_retry_delay_ms: int = Field(
         10_000,
         ge=0,
-        description="How long a table that failed waits before it is tried again. Doubles with "
-        "each failure in a row, up to an hour; up to 20 % more are added at random.",
+        description="How long a table that failed waits before it is tried again. The time doubles "
+        "with each further failure, up to an hour; up to 20 % are added at random.",
     )
     table_error_retry_max_attempts: int = Field(
         5,
         ge=0,
-        description="How often in a row a table that failed is tried again by itself. If that "
-        "fails too (with 5: at the sixth failure), it waits for `walflow retry`.",
+        description="How often a table that failed is tried again automatically. After one more "
+        "failure (with 5: the sixth in a row) it waits for `walflow retry`.",
     )
     on_table_refused: Literal["set_aside", "error"] = Field(
         "set_aside",
         description="What to do at the first start with a table that cannot be followed as it is, "
-        "because a column has a name that walflow needs, a right is missing, or row security hides "
-        "rows: `set_aside` starts with the others, and takes the table in as soon as the cause is "
-        "gone; `error` does not start, and leaves nothing behind. (If it is so of all tables, it "
-        "does not start in any case. Later such a table is set aside.)",
+        "because a column has a reserved name, a right is missing, or row security hides rows: "
+        "`set_aside` starts with the other tables, and adds this one as soon as the cause is gone; "
+        "`error` does not start, and leaves nothing behind. (If no table can be followed, walflow "
+        "does not start in any case. After the first start such a table is always set aside.)",
     )
     on_table_removed: Literal["keep", "drop"] = Field(
         "keep",
-        description="What becomes of the destination's table when one is unpublished, or gets "
-        "another name. (That of a table which `tables` leave out is kept in any case.)",
+        description="What happens to the destination's table when its source table is unpublished, "
+        "or gets another name. (If `tables` excludes it, it is kept in any case.)",
     )
     spark: SparkSettings = SparkSettings()
     metrics_address: Address | None = Field(
@@ -353,12 +354,12 @@ class Settings(Section):
 
     @property
     def publication(self) -> str:
-        """The publication's name, or that of the one that walflow would make. Which one a pipeline
-        has that does not say it, only the source can tell: `chosen_publication` there."""
+        """The publication's name, or the name that walflow would give it. If the setting is not
+        set, only the source knows which one the pipeline has: see `chosen_publication` there."""
         return self.source.publication or f"walflow_{self.name}"
 
     def with_publication(self, name: str) -> Self:
-        """The same settings, in which the publication is said."""
+        """The same settings with this publication."""
         source = self.source.model_copy(update={"publication": name})
         return self.model_copy(update={"source": source})
 

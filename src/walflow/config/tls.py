@@ -1,4 +1,4 @@
-"""TLS to the source: a section of the settings, in libpq's words."""
+"""The settings of TLS to the source, with libpq's terms."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 
 def is_pem(text: str) -> bool:
-    """Whether it is what is in a certificate's file, not the name of one. Other text may come
-    first: tools write there whose certificate it is."""
+    """Whether this is the text of a certificate, not the name of a file. Other text may come
+    first: tools write the owner there."""
     return "-----BEGIN" in text or "\n" in text.strip()
 
 
@@ -32,9 +32,9 @@ def _certificate(text: str) -> str:
         return str(Path(text).expanduser())
     if _KEY.search(text):
         raise ValueError(
-            "has a private key in it; only certificates belong here, and a key is named by its file"
+            "contains a private key; only certificates belong here, and a key is named by its file"
         )
-    # Some keepers of secrets give one line, with the ends of lines as \n.
+    # Some secret managers give one line, with \n for line breaks.
     text = text.strip().replace("\\n", "\n") + "\n"
     try:
         ssl.create_default_context(cadata=text)
@@ -49,8 +49,8 @@ def _certificate(text: str) -> str:
 def _key(text: str) -> str:
     if is_pem(text):
         raise ValueError(
-            "must be the name of the key's file: libpq reads keys from files only, and walflow "
-            "writes no private key to one"
+            "must be the name of the key's file: libpq reads keys only from files, and walflow "
+            "writes no private key to disk"
         )
     return str(Path(text).expanduser())
 
@@ -60,33 +60,33 @@ KeyFile = Annotated[str, BeforeValidator(_as_text), AfterValidator(_key)]
 
 
 class TlsSettings(Section):
-    """Encryption of the source's connections, as libpq does it. Files must be where Spark's
-    executors are, too: they copy the tables. Certificates that are given as text need none."""
+    """Encryption of connections to the source, with libpq's settings. Files must also exist on
+    Spark's executors, which copy the tables. Certificates can be given as text instead."""
 
     mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = (
         Field(
             None,
             description="libpq's sslmode. `require` encrypts, `verify-full` also checks that the "
-            "server is the one that was meant. Default: what the URI says; `verify-full` with a "
-            "root certificate; else libpq's `prefer`.",
+            "server is the right one. Default: the URI's value; `verify-full` if there is a root "
+            "certificate; else libpq's `prefer`.",
         )
     )
     root_certificate: Certificate | None = Field(
         None,
-        description="The certificate of who signed the server's: its file, its text (PEM, "
-        "with -----BEGIN in it), or `system`.",
+        description="The certificate that signed the server's: its file, its text (PEM, with "
+        "-----BEGIN in it), or `system`.",
     )
     certificate: Certificate | None = Field(
         None,
-        description="Our own certificate, if the server asks for one: its file, or its text (PEM).",
+        description="The client's certificate, if the server asks for one: its file or text (PEM).",
     )
     key: KeyFile | None = Field(
-        None, description="The file with the key of our certificate. (Not its text.)"
+        None, description="The file with the key of the client's certificate. (Not its text.)"
     )
 
     @property
     def parameters(self) -> dict[str, tuple[str, str]]:
-        """libpq's parameters that are said, each with the setting that says it and its value."""
+        """The libpq parameters that are set, each with its setting and value."""
         said = {
             "sslmode": ("mode", self.mode),
             "sslrootcert": ("root_certificate", self.root_certificate),
@@ -101,9 +101,9 @@ class TlsSettings(Section):
 
 
 def with_tls(uri: str, tls: TlsSettings) -> str:
-    """The source's URI, or its libpq ``key=value`` form, with what the section says.
+    """The source's URI, or libpq ``key=value`` text, with the section's parameters added.
 
-    Raises ValueError if the URI says otherwise. Safe to repeat.
+    Raises ValueError if the URI has other values. Safe to repeat.
     """
     said = tls.parameters
     if not said or not uri.strip():
@@ -113,11 +113,11 @@ def with_tls(uri: str, tls: TlsSettings) -> str:
     for parameter, (setting, value) in said.items():
         if given.get(parameter, value) != value:
             raise ValueError(
-                f"the URI says another {parameter} than tls.{setting}; say it in one place"
+                f"the URI has another {parameter} than tls.{setting}; set it in one place"
             )
     more = {parameter: value for parameter, (_, value) in said.items() if parameter not in given}
     if "sslrootcert" in said and "sslmode" not in given and "sslmode" not in more:
-        # Without it libpq would look at the certificate, and let any server pass.
+        # Without it libpq would not check the server's name.
         more["sslmode"] = "verify-full"
     if not is_uri:
         return " ".join([uri, *(f"{name}={conninfo_value(value)}" for name, value in more.items())])

@@ -1,4 +1,4 @@
-"""The kinds of values that settings have: how each is read from text, and what is wrong with it."""
+"""The types of settings' values: how each is read from text and checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _address(text: str) -> str:
 
 
 def _matching(pattern: str, problem: str) -> Callable[[str], str]:
-    """Check that all of the text is like this, and say in words what is wrong if it is not."""
+    """A check that the whole text matches; ``problem`` says what is wrong if it does not."""
     compiled = re.compile(pattern, re.ASCII)
 
     def check(text: str) -> str:
@@ -65,29 +65,29 @@ def _numeric_type(text: str) -> str:
         raise ValueError("must be decimal(precision,scale), double or string")
     precision, scale = map(int, digits.groups())
     if not 1 <= precision <= 38 or scale > precision:
-        raise ValueError("a decimal has 1 to 38 digits, and no more of them behind the point")
+        raise ValueError("a decimal has 1 to 38 digits, and no more than these after the point")
     return text
 
 
 def _split_words(value: object) -> object:
-    """Environment and command line have text only: ``a.b, c.d`` is a list."""
+    """In the environment and on the command line, ``a.b, c.d`` is a list."""
     if not isinstance(value, str):
         return value
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
 def parse_object(value: object) -> object:
-    """Environment and command line have text only: a JSON object is a mapping."""
+    """In the environment and on the command line, a JSON object is a mapping."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError:
-        raise ValueError("must be a mapping, or a JSON object where only text can stand") from None
+        raise ValueError("must be a mapping (as text: a JSON object)") from None
 
 
 def _option(value: object) -> object:
-    """Options are text, but YAML takes 500 and true for something else."""
+    """Options are text, but YAML reads 500 and true as other types."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -97,8 +97,8 @@ def _template(text: str) -> str:
     halves = text.split(".")
     if len(halves) != 2 or not all(_HALF.fullmatch(half) for half in halves):
         raise ValueError(
-            "must be namespace.table, in which {schema} and {table} may stand for the source's "
-            "names, like lake.{schema}__{table}"
+            "must be namespace.table, with {schema} and {table} for the source's names, like "
+            "lake.{schema}__{table}"
         )
     return text
 
@@ -124,7 +124,7 @@ def _destination_table(text: str) -> str:
     return text
 
 
-# Nothing else of what str.format understands: no {table[0]}, {table!r} or {table:9}.
+# Nothing else that str.format supports: no {table[0]}, {table!r} or {table:9}.
 _HALF = re.compile(r"(?!\s*$)(?:[^{}]|\{schema\}|\{table\})+")
 
 

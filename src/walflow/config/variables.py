@@ -1,4 +1,4 @@
-"""``${NAME}`` in a settings file: what the environment has under that name."""
+"""``${NAME}`` in a settings file: the value of an environment variable."""
 
 from __future__ import annotations
 

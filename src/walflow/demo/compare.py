@@ -1,9 +1,8 @@
-"""Source and destination, row by row and value by value.
+"""Compares source and destination, row by row and value by value.
 
-Both sides write every value as text in a form that both can (Postgres by SQL, Spark by SQL on what
-it reads from the table), and the texts are compared. Nothing of walflow's own conversion takes
-part, so a mistake in it shows. A value that the destination's type cannot hold counts as equal when
-the nearest value is in the column and Postgres's own text in ``_EXACT``.
+Postgres and Spark each write every value as text by SQL, and the texts are compared. walflow's own
+converters take no part, so the comparison shows their mistakes. A value that the destination's type
+cannot hold is equal if the column has the nearest value and ``_EXACT`` has Postgres's own text.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from walflow.demo.forms import Form, form_of, quoted_for_spark
+from walflow.demo.comparable_values import ComparableText, comparable_text, quoted_for_spark
 from walflow.destinations.iceberg import table_identifier
 from walflow.destinations.lake import EXACT
 from walflow.model import TableName, quote_identifier
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["SHOWN", "Difference", "TableComparison", "compare_table"]
 
 SHOWN = 20
-"""How many differing keys are named, a table and a kind."""
+"""How many differing keys are shown of each kind and table."""
 
 # Between the parts of a key, and between a value and its exact text.
 _PART, _EXACTLY = "\x02", "\x01"
@@ -46,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """Of the keys, the first ``SHOWN`` of each kind; the counts are of all."""
+    """The first ``SHOWN`` differing keys of each kind; the counts are of all keys."""
 
     table: TableName
     source_rows: int
@@ -76,13 +75,13 @@ class TableComparison:
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
-    form: Form
+    text: ComparableText
 
 
 def compare_table(
     connection: psycopg.Connection[Any], spark: SparkSession, name: TableName
 ) -> TableComparison:
-    """Compare a table that has a primary key, while nobody writes to either side."""
+    """Compare a table with a primary key, while nothing writes to either side."""
     columns, key = _read_columns(connection, name)
     source = _read_source(connection, name, columns, key)
     destination = _read_destination(spark, name, columns, key)
@@ -105,7 +104,7 @@ def _read_columns(
         """,
         [name.quoted],
     ).fetchall()
-    columns = [_Column(row[0], form_of(row[2], row[3], row[1])) for row in rows]
+    columns = [_Column(row[0], comparable_text(row[2], row[3], row[1])) for row in rows]
     return columns, [row[0] for row in rows if row[4]]
 
 
@@ -118,7 +117,7 @@ def _read_source(
     values = {column.name: _in_postgres(column) for column in columns}
     parts = [f"'{name}=' || {text}" for name, text in values.items() if name in key]
     texts = [f"concat_ws(chr({ord(_PART)}), {', '.join(parts)})", *values.values()]
-    # The exact texts in the destination are written under these.
+    # Postgres wrote the texts in _EXACT with these settings.
     connection.execute("SET timezone = 'UTC'")
     connection.execute("SET datestyle = 'ISO'")
     content = io.BytesIO()
@@ -161,9 +160,9 @@ def _read_destination(
 
 
 def _in_postgres(column: _Column) -> str:
-    """The value's text, and the exact one if the destination's type cannot hold it."""
+    """The value's text, and Postgres's text if the destination's type cannot hold the value."""
     value = quote_identifier(column.name)
-    held, odd = column.form.postgres_held(value), column.form.postgres_odd(value)
+    held, odd = column.text.postgres_held(value), column.text.postgres_odd(value)
     exactly = f"CASE WHEN {odd} THEN chr({ord(_EXACTLY)}) || concat({value}) ELSE '' END"
     return (
         f"CASE WHEN {value} IS DISTINCT FROM NULL"
@@ -172,14 +171,14 @@ def _in_postgres(column: _Column) -> str:
 
 
 def _in_spark(column: _Column, there: Sequence[str]) -> str:
-    """So too; ``there``: the columns of the destination's table."""
+    """The same by Spark. ``there``: the columns of the destination's table."""
     value = quoted_for_spark(column.name)
     if column.name not in there:
         return "cast(null AS string)"
     overflow = f"{EXACT}['{column.name}']" if EXACT in there else "cast(null AS string)"
     return (
         f"CASE WHEN {value} IS NOT NULL OR {overflow} IS NOT NULL"
-        f" THEN concat(coalesce({column.form.spark_held(value)}, '{_NOT_HELD}'),"
+        f" THEN concat(coalesce({column.text.spark_held(value)}, '{_NOT_HELD}'),"
         f" coalesce(concat(chr({ord(_EXACTLY)}), {overflow}), '')) END"
     )
 

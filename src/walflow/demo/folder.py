@@ -1,4 +1,4 @@
-"""Where the demo puts its things, and what stays of them."""
+"""The folder of the demo's files, and which of them stay."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class DemoFolder:
 
     @property
     def made(self) -> list[Path]:
-        """What to remove if the demo does not get to its end."""
+        """What to remove if the demo does not finish."""
         if self._ours:
             return [self.path]
         return [self.path / name for name in ("lake", "log", "tmp")]
 
     def keep(self, lake: Path) -> None:
-        """The demo got to its end: only the tables stay."""
+        """The demo has finished: keep only the tables."""
         self._kept = True
         for entry in self.path.iterdir():
             if entry != lake:
@@ -59,8 +59,7 @@ def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
             raise ConfigError(
                 f"The folder {path} is not empty.", hint="Name a new folder for the demo's tables."
             )
-        # Postgres runs under another account if we are root, and must get to its own folder in
-        # here.
+        # If we are root, Postgres runs under another account, and must reach its folder in here.
         path.chmod(path.stat().st_mode | 0o711)
     except OSError as error:
         doing = "made" if new else "used"

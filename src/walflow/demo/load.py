@@ -1,4 +1,4 @@
-"""A live load on the shop: several sessions that do what customers and staff do."""
+"""A live load on the shop: several sessions act as customers and staff."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShopLoad:
             shopper.start()
 
     def stop(self) -> None:
-        """End after the transactions under way. Repeats safely."""
+        """End after the running transactions. Repeats safely."""
         self._stop.set()
         for shopper in self._shoppers:
             shopper.join()
@@ -54,9 +54,9 @@ class ShopLoad:
                 raise shopper.error
 
     def allow_truncate(self) -> None:
-        """From now on a table is emptied now and then. Repeats safely.
+        """From now on, truncate a table now and then. Repeats safely.
 
-        (A copy that meets a truncate has to start over, which would only prolong the demo.)
+        (A copy that meets a truncate starts over, which would only prolong the demo.)
         """
         self._may_truncate.set()
 
@@ -71,7 +71,7 @@ class ShopLoad:
 
 
 class _Shopper(threading.Thread):
-    """One session. Sessions share rows, so that they wait for each other as real ones do."""
+    """One session. Sessions share rows, so that they wait for each other's locks."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _Shopper(threading.Thread):
         )
 
     def _rename_article(self, connection: Session) -> int:
-        """The key itself changes, and back another time; its long manual is not sent."""
+        """Change the key, or change it back. The long manual is not sent."""
         number = self._random.randint(1, 166) * 3
         return self._count(
             connection,

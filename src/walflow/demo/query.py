@@ -1,4 +1,4 @@
-"""A program that reads the demo's tables with nothing but PySpark."""
+"""A program that reads the demo's tables with PySpark alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ spark.sql("SELECT id, credit, valid_until, _EXACT FROM lake.shop.customers"
 
 
 def query_program(lake: Path) -> str:
-    """The program's text; what it needs on this machine is in it."""
+    """The program's text, with the paths of Java and jars on this machine."""
     jars = ",".join(map(str, find_jars([ICEBERG])))
     conf = {
         "spark.jars": jars,

@@ -1,4 +1,4 @@
-"""What the demo does, step by step: shop, pipeline, load, comparison."""
+"""The steps of the demo: shop, pipeline, load, comparison."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ DAMAGED_KEY = 7
 
 @dataclass(slots=True)
 class Outcome:
-    """What is known so far; complete when the comparisons are there."""
+    """The results so far; complete when the comparisons are there."""
 
     comparisons: list[TableComparison] = field(default_factory=list)
     transactions: int = 0
     changes: int = 0
     """Rows that the load changed."""
     first_applied_seconds: float | None = None
-    """From the beginning of the demo to the first change in the destination."""
+    """From the demo's start to the first change in the destination."""
     catch_up_seconds: float | None = None
-    """From the load's end until all of it was in the destination."""
+    """From the load's end until all changes were in the destination."""
 
     @property
     def equal(self) -> bool:
@@ -48,10 +48,8 @@ class Outcome:
 
 
 class Demo:
-    """One run of the demo, to be called in a thread of its own.
-
-    ``stage`` and ``pipeline`` may be read from others while it runs.
-    """
+    """One run of the demo. ``run`` is called in its own thread; other threads may read ``stage``
+    and ``pipeline`` meanwhile."""
 
     def __init__(
         self,
@@ -86,12 +84,12 @@ class Demo:
         return pipeline.stage
 
     def run(self) -> None:
-        # Postgres and what Python imports for Spark take about as long: both at once.
+        # Postgres's start and the imports for Spark take equally long, so do both at once.
         importing = threading.Thread(target=_import_spark, name="walflow-import", daemon=True)
         importing.start()
         self._stage = "starting Postgres"
         with EmbeddedPostgres(settings={"timezone": "UTC"}) as server:
-            self._stage = "making the shop"
+            self._stage = "creating the shop"
             with server.connect() as connection:
                 make_shop(connection, self._sizes)
             importing.join()
@@ -120,7 +118,7 @@ class Demo:
         )
 
     def _load(self, server: EmbeddedPostgres, pipeline: Pipeline) -> None:
-        """Write for the given time, then wait until all of it has arrived."""
+        """Write for the given time, then wait until all changes have arrived."""
         with ShopLoad(server.uri, self._sizes, rate=self._rate) as load:
             until = time.monotonic() + self._seconds
             while (left := until - time.monotonic()) > 0:

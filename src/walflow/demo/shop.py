@@ -1,4 +1,4 @@
-"""A small shop in Postgres: tables of many types, and rows that exist before the pipeline."""
+"""A small shop in Postgres: tables with many types, and rows from before the pipeline."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _ROWS = (
     INSERT INTO shop.cart_events (customer_id, payload)
     SELECT i, jsonb_build_object('page', i %% 40) FROM generate_series(1, 200) i
     """,
-    # Values that analytical tables have no room for: their exact texts go into _EXACT.
+    # Values that do not fit analytical types: their texts go into _EXACT.
     """
     UPDATE shop.customers SET valid_until = 'infinity', credit = 'NaN' WHERE id %% 1000 = 1;
     UPDATE shop.customers SET since = '0044-03-15 12:00:00 BC' WHERE id = 2;
@@ -127,7 +127,7 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many rows the tables begin with."""
+    """How many rows the tables have at the start."""
 
     customers: int
     orders: int
@@ -140,12 +140,12 @@ class Sizes:
 
 
 def make_shop(connection: psycopg.Connection[Any], sizes: Sizes) -> None:
-    """Make the tables, their rows and the publication in an empty database."""
+    """Create the tables, their rows and the publication in an empty database."""
     numbers = {"customers": sizes.customers, "orders": sizes.orders, "items": sizes.items}
     connection.execute(_SCHEMA)
-    # Bound by the client, because the server takes no parameters for several statements at once.
+    # Bound by the client, because the server takes parameters only for single statements.
     with psycopg.ClientCursor(connection) as cursor:
         for statement in _ROWS:
             cursor.execute(statement, numbers)
-    # The planner's estimates are what progress is measured by.
+    # Progress is measured by the planner's estimates.
     connection.execute("ANALYZE shop.customers, shop.orders, shop.order_items, shop.inventory")
