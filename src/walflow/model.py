@@ -321,21 +321,21 @@ class Span:
 
 
 class Phase(StrEnum):
-    """Where a table stands on its way from unknown to followed."""
+    """The state of a table on its way from its first copy to live changes."""
 
     INIT = "Init"
-    """Known, and not begun: it waits for its turn to be copied."""
+    """It waits for its turn to be copied."""
     DATA_SYNC = "DataSync"
     """Its rows are read from the source into the change log, under one snapshot."""
     FINISHED_COPY = "FinishedCopy"
-    """All rows are read, and are handed over to the destination."""
+    """All rows are read, and are loaded into the destination."""
     SYNC_WAIT = "SyncWait"
     """It waits until the change log has passed the position of its copy."""
     CATCHUP = "Catchup"
     """The changes since its copy, which the log has collected, are applied."""
     SYNC_DONE = "SyncDone"
-    """It has met the position of the other tables."""
+    """It has reached the position of the other tables."""
     READY = "Ready"
-    """It is followed: changes are applied as they are committed."""
+    """Its changes are applied as they are committed."""
     ERRORED = "Errored"
-    """It was set aside; the log keeps its changes, and the other tables go on."""
+    """It is set aside; the log keeps its changes, and the other tables go on."""

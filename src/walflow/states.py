@@ -31,9 +31,9 @@ class RetryKind(StrEnum):
     NONE = "none"
     """Trying again cannot help: the table must be copied again (``walflow resync``)."""
     MANUAL = "manual"
-    """Someone has to do something first, then ``walflow retry``."""
+    """Someone must fix the cause first, and then run ``walflow retry``."""
     TIMED = "timed"
-    """It is tried again by itself."""
+    """It is tried again automatically."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def test_what_is_left_out_is_told(database: Database, check: Check) -> None:
     findings = check(database.uri, tables__exclude="*.audit_*")
     assert [found.message for found in findings if found.check == "left out"] == [
         "published, but left out by tables.include and tables.exclude: public.audit_log",
-        "public.orders: published are only rows with (id > 5) and 1 column less",
+        "public.orders: the publication has only rows with (id > 5) and 1 column less",
     ]
     assert wrong(findings) == []
 
@@ -233,7 +233,7 @@ def test_what_becomes_of_the_slot(newest: Database, check: Check) -> None:
             ("warning", "failover"),
         ]
         assert "10 GB of log wait for it" in findings[5].message
-        assert "nobody has read it for 24.0 h" in findings[6].message
+        assert "nothing has read it for 24.0 h" in findings[6].message
         assert "--set source.failover=true" in one(findings, "failover", Verdict.WARNING).hint
         findings = check(database.uri, source__on_slot_lost="resync", source__failover=True)
         assert wrong(findings) == [("warning", "failover")]
@@ -269,7 +269,7 @@ def test_transactions_that_keep_a_slot_from_being_made(database: Database, check
     with database.connect(autocommit=False) as busy:
         busy.execute("INSERT INTO t VALUES (1)")
         found = one(check(database.uri, patience=0.5), "free slots", Verdict.WARNING)
-    assert "some have not in 0.5 s" in found.message
+    assert "some have not ended in 0.5 s" in found.message
     assert "SELECT pid, xact_start" in found.hint
     assert left_on(database)[0] == []
 
@@ -297,7 +297,7 @@ def test_stores(database: Database, check: Check, tmp_path: Path) -> None:
 
     file = tmp_path / "deep" / "er" / "state.db"
     found = one(check(database.uri, store__uri=f"sqlite:///{file}"), "store", Verdict.OK)
-    assert found.message == f"the store {file} can be made"
+    assert found.message == f"the store {file} can be created"
     assert not (tmp_path / "deep").exists()
     one(check(database.uri, store__uri="memory:"), "store", Verdict.WARNING)
 

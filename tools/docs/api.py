@@ -19,8 +19,7 @@ API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "destinations": (
         "Destinations",
-        "What a destination must do, what it may do, bases for your own, and the nouns that it is "
-        "handed.",
+        "What a destination must do and can do, base classes, and the classes that it gets.",
         (
             "walflow.destinations.own",
             "walflow.destinations.base",
@@ -50,7 +49,7 @@ API_PAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
 }
-"""By name of the page: its title, what it begins with, and the modules on it."""
+"""For each page its title, its introduction and its modules."""
 
 
 def api_pages() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The folder that the site is built from: docs/, with the pages that are made from the code."""
+"""Assembles the folder of the site's sources: docs/, and the pages that are made from the code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def generated_pages() -> dict[str, str]:
 
 
 def assemble(docs: Path, target: Path) -> None:
-    """Make the target anew."""
+    """Replace the target folder."""
     shutil.rmtree(target, ignore_errors=True)
     copy_changed(docs, target)
     for path, text in generated_pages().items():
@@ -47,7 +47,7 @@ def assemble(docs: Path, target: Path) -> None:
 
 
 def copy_changed(docs: Path, target: Path) -> None:
-    """Bring what was written since into the target."""
+    """Copy files that were written since to the target."""
     for file in docs.rglob("*"):
         path = file.relative_to(docs).as_posix()
         page = target / path

@@ -1,4 +1,4 @@
-"""The page of the command line: what ``--help`` says, of every command."""
+"""The page of the command line: the ``--help`` of every command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["commands_page"]
 _INTRODUCTION = """\
 # Command line
 
-What each command says with `--help`. Options stand above the environment, and that above the file:
-see [settings](settings.md).
+The `--help` of each command. Options win over the environment, and that over the file: see
+[settings](settings.md).
 """
 
 
@@ -28,7 +28,7 @@ def commands_page() -> str:
 
 
 def _contexts(command: click.Command, parent: click.Context | None) -> Iterator[click.Context]:
-    """The command and all below it, as they would be called."""
+    """The contexts of the command and of all its subcommands."""
     context = click.Context(
         command, parent=parent, info_name=command.name, **command.context_settings
     )
@@ -48,7 +48,7 @@ def _section(context: click.Context) -> Iterator[str]:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```text\n{usage}\n```\n"
     records = [param.get_help_record(context) for param in command.get_params(context)]
-    # In help, texts are lined up by spaces.
+    # Help texts are aligned with spaces.
     yield from table(
         ["Option", ""],
         ([code(record[0]), _plain(" ".join(record[1].split()))] for record in records if record),
@@ -57,7 +57,7 @@ def _section(context: click.Context) -> Iterator[str]:
 
 
 def _text(text: str) -> Iterator[str]:
-    """Paragraphs; those that click does not wrap (after a line with \\b) as they are."""
+    """Paragraphs. Those that click does not wrap (after a line with \\b) stay unchanged."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):
             kept = paragraph.removeprefix("\b").strip("\n")
@@ -67,7 +67,7 @@ def _text(text: str) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, but for the code in it."""
+    """The text, escaped for Markdown except in code."""
     parts = text.split("`")
     for at in range(0, len(parts), 2):
         for character in "<*_[":

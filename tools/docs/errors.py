@@ -1,5 +1,4 @@
-"""The page of errors: what is known of each is put under its heading in the page that says what to
-do (docs/reference/errors.md), so that nobody types it."""
+"""The page of errors: docs/reference/errors.md, with the facts of each error."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def all_errors() -> dict[str, type[WalflowError]]:
 
 
 def sections(page: str) -> dict[str, str]:
-    """What the page says of each error, by the names in its headings."""
+    """The text about each error, by the name in its heading."""
     starts = list(_HEADING.finditer(page))
     ends = [start.start() for start in starts[1:]] + [len(page)]
     return {
@@ -37,7 +36,7 @@ def sections(page: str) -> dict[str, str]:
 
 
 def errors_page(page: str) -> str:
-    """The hand-written page, with the table and the facts of each error in it."""
+    """The hand-written page, with the table and the facts of each error added."""
     found = all_errors()
     with_facts = _HEADING.sub(lambda match: "\n".join(_section(found[match["name"]])), page)
     assert with_facts.count(_TABLE_HERE) == 1
@@ -49,7 +48,7 @@ def _overview(found: dict[str, type[WalflowError]]) -> Iterator[str]:
     yield from ("```", "")
     kinds = list(ErrorKind)
     yield from table(
-        ["Exit code", "Error", "Kind", "Tried again by itself"],
+        ["Exit code", "Error", "Kind", "Tried again automatically"],
         (
             [
                 str(error.exit_code),
@@ -70,7 +69,7 @@ def _section(error: type[WalflowError]) -> Iterator[str]:
     told = " ".join(said(error).split())
     yield f"**{told}**"
     yield ""
-    again = "tried again by itself" if error.retry else "not tried again by itself"
+    again = "tried again automatically" if error.retry else "not tried again automatically"
     yield f"Exit code {code(error.exit_code)}, {again}."
     if error.default_hint:
         yield ""

@@ -1,4 +1,4 @@
-"""The page of events: what a destination gets, told by the code that makes it."""
+"""The page of events that destinations get, from the code that makes them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ __all__ = ["events_page"]
 _INTRODUCTION = """\
 # Events
 
-What a destination is handed in `write_events`, and what the files of the change log hold. How to
-write a destination is told in
-[your own store and destination](../tutorials/your-own-store-and-destination.md); what the built-in
-lakes make of events in [modes](modes.md).
+What a destination gets in `write_events`, and what the files of the change log contain.
+[Your own store and destination](../tutorials/your-own-store-and-destination.md) says how to write a
+destination; [modes](modes.md) says how tables in a lake apply events.
 """
 
 _COLUMNS = {
@@ -31,9 +30,9 @@ _COLUMNS = {
     "_xid": "The transaction's number.",
     "_unchanged": "Names of columns whose value Postgres did not send because it did not change "
     "(large values, TOAST). They are null in this row.",
-    "_old": "The former key, if the change gave the row another one; the former row, with "
+    "_old": "The old key, if the change gave the row another one; the old row, with "
     "`REPLICA IDENTITY FULL` and no key.",
-    "_exact": "Postgres's text of values that their type [cannot hold](types.md), by column.",
+    "_exact": "Postgres's text of values that a type [cannot hold](types.md), by column.",
 }
 
 _NUMBER = PgType(name="bigint", oid=20, base=20)
@@ -57,9 +56,9 @@ def events_page() -> str:
     )
     lines += ["## Net changes", "", "`TableChanges.net()` of a table with a key:", ""]
     lines += [said(net_changes), "", "Without a key:", "", said(exploded_copies), ""]
-    lines += ["## What a destination on Spark is handed", ""]
+    lines += ["## What a destination on Spark gets", ""]
     lines += _described("walflow.destinations.base", "TableChanges", "FormerChanges")
-    lines += ["## What a destination by rows is handed", ""]
+    lines += ["## What a rowwise destination gets", ""]
     lines += _described("walflow.destinations.rowwise", "Insert", "Update", "Delete", "Truncate")
     lines += ["With `transactions = True`, these too:", ""]
     lines += _described("walflow.destinations.rowwise", "Begin", "Commit", "Relation")

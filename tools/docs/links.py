@@ -1,4 +1,4 @@
-"""Checks the built site: every link, picture and anchor inside of it leads somewhere."""
+"""Checks the built site: every internal link, picture and anchor must exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of log lines: every message in the code that has a fixed text."""
+"""The page of log lines: every fixed message in the code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["log_lines_page"]
 _INTRODUCTION = """\
 # Log lines
 
-Without a terminal, `walflow run` writes a line for what happens; with `--json` each is one JSON
-object with `time`, `level`, `event` and the fields below. `error` brings `error_code` (see
-[errors](errors.md)) and `hint` with it. Secrets are masked. Lines of level `debug` come with
-`--debug`, and `--quiet` leaves out `info`.
+Without a terminal, `walflow run` writes log lines; with `--json` each is a JSON object with `time`,
+`level`, `event` and the fields below. Lines with `error` also have `error_code` (see
+[errors](errors.md)) and `hint`. Secrets are masked. `--debug` adds lines of level `debug`, and
+`--quiet` leaves out `info`.
 """
 
 _LOGGERS = {"_logger", "_log"}

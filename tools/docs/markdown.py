@@ -1,4 +1,4 @@
-"""Small pieces of Markdown that the generated pages are made of."""
+"""Small pieces of Markdown for the generated pages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["cell", "code", "said", "table"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines, and an empty one after it."""
+    """The lines of a table, and an empty line."""
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return [*lines, ""]
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell."""
+    """Text that cannot break its table cell."""
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
@@ -26,6 +26,6 @@ def code(text: object) -> str:
 
 
 def said(thing: object) -> str:
-    """What a docstring says, with code as Markdown has it."""
+    """The text of a docstring, with code as in Markdown."""
     text = inspect.cleandoc(thing if isinstance(thing, str) else thing.__doc__ or "")
     return text.replace("``", "`")

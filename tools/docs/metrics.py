@@ -1,4 +1,4 @@
-"""The page of all metrics, told by the registry itself."""
+"""The page of all metrics, from the registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTRODUCTION = """\
 
 `walflow run --metrics 127.0.0.1:9000` (or `metrics_address`) serves these at `/metrics`, as
 Prometheus reads them. All have the label `pipeline`. [Monitor](../how-to/monitor.md) says which of
-them to watch, and when to wake somebody.
+them to watch.
 """
 
 
@@ -43,7 +43,7 @@ def _families() -> list[MetricWrapperBase]:
 
 
 def _name(family: MetricWrapperBase) -> str:
-    """As it is scraped: counters end in _total."""
+    """The scraped name: counters end in _total."""
     (described,) = family.describe()
     return described.name + ("_total" if described.type == "counter" else "")
 

@@ -1,4 +1,4 @@
-"""The page of a table's phases: the moves are those that the pipeline allows."""
+"""The page of a table's phases, with the moves that the pipeline allows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _INTRODUCTION = """\
 # Phases
 
 Every table of a pipeline is in one phase. `walflow status` shows it, and since when. A phase is
-remembered in the store before it is acted on, so that a start after a crash goes on from it. What
-the phases are for is told in [phases](../explanation/phases.md).
+stored before walflow acts on it, so that a start after a crash resumes from it.
+[Phases](../explanation/phases.md) explains what they are for.
 """
 
 _RETRIES = """\
-## When a table was set aside
+## When a table is set aside
 
-A table in `Errored` remembers what went wrong, in which phase, and whether it is tried again:
+The state of a table in `Errored` has the error, the phase in which it failed, and whether it is
+tried again:
 """
 
 
@@ -32,7 +33,7 @@ def phases_page() -> str:
     told = attribute_texts(Phase)
     lines = [_INTRODUCTION]
     lines += table(
-        ["Phase", "What happens", "Changes are applied", "May go on to"],
+        ["Phase", "What happens", "Changes are applied", "Next phases"],
         (
             [
                 code(phase.value),
@@ -48,9 +49,9 @@ def phases_page() -> str:
     lines += table(
         ["Retry", "What it means"], ([code(kind.value), kinds[kind.name]] for kind in RetryKind)
     )
-    lines += ["After a retry the table goes on where its work can be taken up again:", ""]
+    lines += ["A retry resumes the table in this phase:", ""]
     lines += table(
-        ["Failed in", "Goes on in"],
+        ["Failed in", "Resumes in"],
         (
             [code(phase.value), code(resumed(phase).value)]
             for phase in Phase
@@ -61,7 +62,7 @@ def phases_page() -> str:
 
 
 def attribute_texts(owner: type) -> dict[str, str]:
-    """The texts that stand below a class's attributes."""
+    """The docstrings below a class's attributes."""
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(found, ast.ClassDef)
     told: dict[str, str] = {}

@@ -18,9 +18,9 @@ __all__ = ["types_page"]
 _INTRODUCTION = """\
 # Types
 
-Every Postgres type becomes one Spark type, and so one of Iceberg or Delta. Nothing fails on a type
-or a value. What a type cannot hold is kept as Postgres's exact text in the map column `_EXACT`. Why
-it is so: [decision 0002](../decisions/0002-types.md).
+Every Postgres type becomes one Spark type, and so one type of Iceberg or Delta. No type and no
+value causes an error. If a type cannot hold a value, the map column `_EXACT` has Postgres's exact text.
+[Decision 0002](../decisions/0002-types.md) says why.
 """
 
 _STRINGS = """\
@@ -31,7 +31,7 @@ All other types become `string`, as Postgres prints them: enums, composites, typ
 _HELD = """\
 ## Values that do not fit
 
-Each line was made by converting the value. `_EXACT` has the text of the first column.
+The build converts each of these values. `_EXACT` has the text of the first column.
 """
 
 _NUMERIC = 1700
