@@ -19,8 +19,8 @@ _INTRODUCTION = """\
 # Types
 
 Every Postgres type becomes one Spark type, and so one type of Iceberg or Delta. No type and no
-value causes an error. If a type cannot hold a value, the map column `_EXACT` has Postgres's exact text.
-[Decision 0002](../decisions/0002-types.md) says why.
+value causes an error. If a type cannot hold a value, the map column `_EXACT` has Postgres's exact
+text. [Decision 0002](../decisions/0002-types.md) says why.
 """
 
 _STRINGS = """\
