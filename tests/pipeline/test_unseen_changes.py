@@ -227,7 +227,7 @@ def test_a_publication_that_was_made_again_is_a_lost_slot(
     slot, states = source.execute(SLOT), states_in(settings)
     source.execute(*MADE_AGAIN)
     with (
-        pytest.raises(SlotLost, match="tables were followed by was dropped") as lost,
+        pytest.raises(SlotLost, match="publication of this pipeline was dropped") as lost,
         running(settings, spark, destination=shelf),
     ):
         pass

@@ -47,7 +47,7 @@ def test_the_life_of_a_slot(any_database: Database) -> None:
         assert slot_loss(state, state.confirmed_flush) is None
         read_by_others = slot_loss(state, Lsn(state.confirmed_flush - 1))
         assert read_by_others is not None
-        assert "Someone else" in read_by_others.message
+        assert "Something else" in read_by_others.message
         with pytest.raises(SlotForeign, match="belongs to database"):
             check_slot(state, "elsewhere")
         drop_slot(connection, name)

@@ -279,7 +279,7 @@ def test_a_question_is_given_up_with_certificates_as_text(secured: Secured, shop
     ("setting", "words"),
     [
         ("key", "walflow writes no private key"),
-        ("root_certificate", "has a private key in it"),
+        ("root_certificate", "contains a private key"),
         ("certificate", "looks like the text of a certificate, but has none"),
     ],
 )
@@ -362,7 +362,7 @@ def test_our_own_certificate_is_missing_or_not_trusted(secured: Secured) -> None
     # In 1.3 the server hangs up after the handshake, and why may get lost on the way.
     error = refused(f"{foreign}&ssl_max_protocol_version=TLSv1.2")
     assert isinstance(error, CannotConnect)
-    assert "does not trust the certificate that we show" in error.hint
+    assert "does not trust the client certificate" in error.hint
 
 
 def test_our_own_key_cannot_be_used(secured: Secured, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ _NO_REPLICATION = re.compile(
 )
 
 _SLOT_LOST_HINT = (
-    "The changes since the last position are gone from the source: drop the slot if it is still "
-    "there (SELECT pg_drop_replication_slot('name');) and start again, which copies the tables."
+    "The changes since the last position are gone from the source: drop the slot if it still "
+    "exists (SELECT pg_drop_replication_slot('name');) and start again, which copies the tables."
 )
 
 # (what it means, SQL states, words, hint; None: the class's own)
@@ -93,7 +93,7 @@ _MEANINGS: tuple[tuple[type[SourceError], tuple[str, ...], str, str | None], ...
         CannotConnect,
         ("55000",),
         "recovery is in progress",
-        "The server is a standby, or on its way up.",
+        "The server is a standby, or is starting.",
     ),
     (TableLocked, ("55P03",), "", None),
     (SlotLost, ("42704",), "replication slot", _SLOT_LOST_HINT),

@@ -112,8 +112,8 @@ def preflight(
         warnings += [str(caution) for caution in identity_cautions(found, published)]
     if failover and state.exists and not state.failover and lost is None:
         warnings.append(
-            f'The slot "{slot}" was made without failover: standbys do not keep it. To change it, '
-            f"on a replication connection: ALTER_REPLICATION_SLOT {slot} (FAILOVER true);"
+            f'The slot "{slot}" was created without failover: standbys do not keep it. To change '
+            f"it, on a replication connection: ALTER_REPLICATION_SLOT {slot} (FAILOVER true);"
         )
     if not state.exists and server.free_slots <= 0:
         raise NoFreeSlot("All replication slots of the server are taken (max_replication_slots).")
@@ -137,7 +137,7 @@ def check_server(server: Server) -> None:
         raise ServerTooOld(f"The server is Postgres {server.major}.")
     if server.in_recovery:
         raise SourceError(
-            "The server is a standby: it can make neither publication nor slot for us.",
+            "The server is a standby, which cannot create publications or slots.",
             hint="Connect to the primary (target_session_attrs=read-write in the URI finds it).",
         )
     if server.wal_level != "logical":

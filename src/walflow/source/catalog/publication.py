@@ -174,8 +174,8 @@ def publication_loss(
     if set(followed) <= set(existing):
         return None
     return SlotLost(
-        "The publication that the tables were followed by was dropped. Another one "
-        f'("{name}") does not have what changed before it was made: that cannot be read any more.',
+        "The publication of this pipeline was dropped. Changes from before another one "
+        f'("{name}") was created cannot be read any more.',
         hint="Let the pipeline make a new slot and copy all tables again "
         "(source.on_slot_lost: resync).",
     )
@@ -366,13 +366,13 @@ def require_tables(connection: Session, chosen: TablesSettings) -> list[TableNam
             raise ConfigError(
                 f"There is no table {name} in database {connection.info.dbname}.",
                 hint=(f"Did you mean {meant[0]}? " if meant else "")
-                + "Tables are named as schema.table, letter by letter, and partitions by the table "
-                "that they belong to; check tables.include.",
+                + "Check tables.include: names are schema.table, case-sensitive; for a partition, "
+                "name its parent.",
             )
     found = [table for table in every if chosen.have(table)]
     if not found:
         raise ConfigError(
-            f"No table in database {connection.info.dbname} is one of those to be published.",
+            f"The database {connection.info.dbname} has none of the tables to publish.",
             hint="Check tables.include and tables.exclude.",
         )
     return found

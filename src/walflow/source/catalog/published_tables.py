@@ -174,7 +174,7 @@ def _published_tables(
         live = attributes[oid].live
         if listed is not None and not {a.name for a in live}.issuperset(listed):
             raise PublicationChanged(
-                f"Table {schema}.{name} was altered while what is published was read.",
+                f"Table {schema}.{name} was altered while the publication was read.",
                 hint="It is read again.",
             )
         # Before 18 a generated column is never published; since then the list says it all.
@@ -434,12 +434,11 @@ def _reserved(table: PublishedTable, connection: Session) -> ReservedColumnName 
         )
     else:
         way = (
-            f"Rename it: {renaming} Or do without this table (setting tables.exclude: "
+            f"Rename it: {renaming} Or exclude this table (setting tables.exclude: "
             f"['{table.name}'])."
         )
     return ReservedColumnName(
-        f"Table {table.name} has a column {', '.join(taken)}, a name that walflow's change log "
-        "needs for itself.",
+        f"Table {table.name} has a column {', '.join(taken)}, a name that walflow reserves.",
         hint=way,
     )
 

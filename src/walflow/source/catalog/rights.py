@@ -34,7 +34,7 @@ def select_refusal(role: str, unreadable: Sequence[Unreadable]) -> NoSelectRight
     if hidden:
         return NoSelectRight(
             f'Row security hides rows of {_listed(hidden)} from the role "{role}", so a copy would '
-            "not be whole.",
+            "be incomplete.",
             hint=f"As superuser: ALTER ROLE {name} BYPASSRLS;",
         )
     if not unreadable:
@@ -45,7 +45,7 @@ def select_refusal(role: str, unreadable: Sequence[Unreadable]) -> NoSelectRight
     )
     hint = f"Run: {' '.join(_grants(unreadable, name))}"
     if any(found.columns and PLACE in found.columns for found in unreadable):
-        hint += f" ({PLACE} is where a row lies: large tables are read in pieces.)"
+        hint += f" ({PLACE} is the place of a row: large tables are read in ranges of it.)"
     return NoSelectRight(f'The role "{role}" may not read {told}.', hint=hint)
 
 

@@ -38,15 +38,15 @@ def timeline_loss(known: int, now: int, switched: dict[int, Lsn], log_end: Lsn) 
     at = switched.get(known)
     if at is None:
         return SlotLost(
-            f"The server is on timeline {now}, which did not come out of timeline {known}, which "
-            "was read before: it was restored, or is not a standby of its predecessor.",
+            f"The server is on timeline {now}, which did not branch from timeline {known}, which "
+            "was read before: the server was restored, or was not a standby of the previous one.",
             hint=_HINT,
         )
     if at < log_end:
         return SlotLost(
-            f"Another server took over at {at} (timeline {now}) without all that its predecessor "
-            f"had: changes up to {log_end} were read that it does not know of, and its own since "
-            "then cannot be told from them.",
+            f"Another server took over at {at} (timeline {now}) without all changes of the former "
+            f"one: walflow has read changes up to {log_end} that the new server does not have, and "
+            "its own changes have the same positions.",
             hint=_HINT,
         )
     return None

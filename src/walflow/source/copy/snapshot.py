@@ -20,7 +20,7 @@ from walflow.source.connection import Session, connect, lift_timeouts, source_er
 
 __all__ = ["OpenSnapshot", "SeenRelation", "SnapshotKeeper", "keep_snapshot"]
 
-_HINT = "The copy goes on with a new snapshot; what was read is kept."
+_HINT = "The copy resumes with a new snapshot; the rows that were read are kept."
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,8 @@ def require_failover(server_version: int) -> None:
     if server_version < 170000:
         raise SourceError(
             f"Postgres {server_version // 10000} has no slots that survive a failover.",
-            hint="Slots that standbys keep came with Postgres 17: upgrade the server, or switch "
-            "source.failover off.",
+            hint="Standbys can keep slots since Postgres 17: upgrade the server, or set "
+            "source.failover to false.",
         )
 
 
@@ -151,7 +151,7 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
     what this slot, which is its own, still gives; None if none are."""
     if not state.exists or state.confirmed_flush is None:
         return SlotLost(
-            f'The replication slot "{state.name}" is gone: what changed since is not known.',
+            f'The replication slot "{state.name}" is gone: the changes since then are not known.',
             hint="Let the pipeline make a new slot and copy all tables again "
             "(source.on_slot_lost: resync).",
         )
@@ -165,7 +165,7 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
         )
     if log_end is not None and state.confirmed_flush > log_end:
         return SlotLost(
-            f'Someone else has read the replication slot "{state.name}" up to '
+            f'Something else has read the replication slot "{state.name}" up to '
             f"{state.confirmed_flush}, or the change log is an old one: changes since {log_end} "
             "are missing.",
             hint="Let the pipeline copy all tables again (source.on_slot_lost: resync).",
