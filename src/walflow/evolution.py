@@ -40,8 +40,8 @@ _WIDENINGS = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class NotFollowed(Exception):
-    """Rows of the form before do not tell what they are in the form after: the table must be
-    copied again."""
+    """Changes alone do not bring a table up to date: it must be copied again. So it is if rows of
+    one schema do not tell what they are in the next one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

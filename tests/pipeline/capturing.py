@@ -17,7 +17,7 @@ from walflow.changelog import ChangeLog, LogIdentity, Segment
 from walflow.config import TypeSettings
 from walflow.model import Lsn, TableSchema
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.capture.log_writer import LogWriter
+from walflow.pipeline.capture.log_writer import LogWriter, SegmentLimits
 from walflow.pipeline.capture.receiver import Receiver, Source
 from walflow.pipeline.capture.relation_schemas import Describer
 from walflow.source.stream.pgoutput import Decoder
@@ -64,9 +64,7 @@ class Capture:
             self.log,
             Decoder(self.describer.describe),
             pipeline,
-            max_changes=max_changes,
-            fill_seconds=fill_seconds,
-            segment_bytes=segment_bytes,
+            SegmentLimits(max_changes, fill_seconds, segment_bytes),
         )
         source = Source(uri, slot, publication, "walflow test", backlog_bytes)
         self.receiver = Receiver(source, self.log, self.writer, pipeline)

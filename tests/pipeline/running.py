@@ -96,8 +96,8 @@ def catch_up(pipeline: Pipeline) -> None:
 def told_to_end(pipeline: Pipeline) -> bool:
     """Whether each copy that is under way was told to end. Who is held may go on then: it looks
     first. No other sign of it can be seen from outside."""
-    running = pipeline._parts.table_sync._running
-    return all(told.is_set() for told in list(running.values()))
+    workers = pipeline._coordinating.workers.all()
+    return all(worker._break_off.is_set() for worker in workers if worker.copies)
 
 
 def in_source(database: Database, table: str) -> list[tuple[Any, ...]]:

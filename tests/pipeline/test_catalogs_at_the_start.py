@@ -128,7 +128,7 @@ def test_a_catalog_that_goes_away_later_is_waited_for(
 
         def check() -> None:
             pipeline.check()
-            assert not pipeline._stop.is_set()
+            assert not pipeline._end.asked.is_set()
 
         # What the source has goes on coming into the log.
         wait_for(lambda: pipeline._log.end >= position, WAIT, "all is in the log", check)

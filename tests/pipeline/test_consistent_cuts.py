@@ -20,7 +20,7 @@ from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.model import Lsn, Phase, TableName
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.apply.consistent_cuts import Committed, Progress, newest_common
+from walflow.pipeline.apply.consistent_cuts import Committed, ConsistentCuts, newest_common
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import TableState
 
@@ -71,19 +71,19 @@ def test_batches_end_at_cuts_unless_a_table_is_far_behind(
 ) -> None:
     now = [1000.0]
     lake = LakeDestination(spark, IcebergFormat(str(tmp_path)), Owner("test", "whoever"))
-    progress = Progress(spark, lake, Metrics().pipeline("t"), lambda: now[0])
+    cuts = ConsistentCuts(spark, lake, Metrics().pipeline("t"), lambda: now[0])
     for position in (20, 30, 40):
         # The second comes too soon after the first.
         now[0] += 6
-        progress.look(a_status(position))
+        cuts.look(a_status(position))
     ends = [Lsn(10), Lsn(20), Lsn(30), Lsn(50)]
     recently, long_ago = 1_000_000_000, 900_000_000
-    assert progress.before_cut(ends, recently) == 2
-    assert progress.before_cut(ends[2:], recently) == 1
-    assert progress.before_cut(ends[3:], recently) == 1
-    assert progress.before_cut(ends[:2], recently) == 2
-    assert progress.before_cut(ends, long_ago) == 4
-    progress.close(None)
+    assert cuts.before_cut(ends, recently) == 2
+    assert cuts.before_cut(ends[2:], recently) == 1
+    assert cuts.before_cut(ends[3:], recently) == 1
+    assert cuts.before_cut(ends[:2], recently) == 2
+    assert cuts.before_cut(ends, long_ago) == 4
+    cuts.close(None)
     lake.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.following import find, named, on_shelf, wait_phase
-from tests.pipeline.running import HOLD, WAIT, running, settings_for
+from tests.pipeline.running import HOLD, QUICK, WAIT, running, settings_for
 from tests.pipeline.shelf import FollowingShelf, RenamingShelf, Shelf
 from walflow.config import Settings
 from walflow.errors import DestinationError
@@ -313,6 +314,19 @@ def trusting(database: Database, tmp_path: Path) -> Settings:
     return settings_for(
         database, tmp_path, apply__on_rewrite="trust", table_error_retry_max_attempts=50
     )
+
+
+def test_what_changes_alone_do_not_tell_is_copied_again_by_the_streams_word(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    """No look at the catalog is needed for it: the next one is far away."""
+    make(database, "retyped", "steady")
+    publish(database)
+    settings = settings_for(database, tmp_path)
+    shelf, timing = FollowingShelf(), replace(QUICK, publication=100 * WAIT)
+    with running(settings, spark, destination=shelf, timing=timing) as pipeline:
+        database.execute(*COPIED_AGAIN["retyped"], "UPDATE steady SET v = 'x' WHERE id = 1")
+        assert_followed(pipeline, shelf, database, {"retyped": 2, "steady": 1})
 
 
 def test_keys_and_rewrites(spark: SparkSession, database: Database, trusting: Settings) -> None:

@@ -32,7 +32,7 @@ STATE = TableState.new(SCHEMA, TableName("public", "t"), Phase.READY)
 
 
 class Kept:
-    """A destination that only wants to be looked after."""
+    """A destination that has nothing but maintenance."""
 
     name = "kept"
 
@@ -70,7 +70,7 @@ def test_what_fails_is_counted_and_told(
     destination.due = False
     maintenance.between_batches(STATE)
     told = capsys.readouterr().out
-    assert told.count("a table was not looked after") == 1
+    assert told.count("maintenance of a table failed") == 1
     assert "Free some space." in told
     assert errors(metrics, "DestinationError") == 1
     maintenance.close()
@@ -85,14 +85,14 @@ def test_at_the_end_it_is_broken_off(spark: SparkSession) -> None:
 
     metrics = Metrics()
     maintenance = Maintenance(spark, adapted(Kept(work)), metrics.pipeline("shop"))
-    lane = threading.Thread(target=maintenance.between_batches, args=(STATE,), daemon=True)
-    lane.start()
+    worker = threading.Thread(target=maintenance.between_batches, args=(STATE,), daemon=True)
+    worker.start()
     assert begun.wait(WAIT)
     # Another table does not wait for its turn.
     maintenance.between_batches(STATE)
     closing = threading.Thread(target=maintenance.close, daemon=True)
     closing.start()
-    for thread in (closing, lane):
+    for thread in (closing, worker):
         thread.join(120)
         assert not thread.is_alive()
     begun.clear()
@@ -102,7 +102,7 @@ def test_at_the_end_it_is_broken_off(spark: SparkSession) -> None:
 
 
 class KeptShelf(PositionedShelf):
-    """Tables that are due until they have been looked after."""
+    """Tables whose maintenance is due until it was done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_tables_that_fell_silent_are_maintained_in_turn(
     with running(settings, spark, destination=shelf, metrics=metrics) as pipeline:
         wait_for(lambda: {phase_of(pipeline, table) for table in "ab"} == {Phase.READY}, WAIT)
         shelf.due.add(a)
-        wait_for(lambda: shelf.begun == [a], WAIT, "a is looked after", pipeline.check)
+        wait_for(lambda: shelf.begun == [a], WAIT, "a is maintained", pipeline.check)
         shelf.due.add(b)
         # b finds it taken after its only round; a, which has all, holds up nobody who waits.
         database.execute("INSERT INTO b VALUES (1)")
@@ -144,7 +144,7 @@ def test_tables_that_fell_silent_are_maintained_in_turn(
         assert shelf.begun == [a]
         database.execute("INSERT INTO a VALUES (1)")
         shelf.go_on.set()
-        wait_for(lambda: not shelf.due, WAIT, "b is looked after", pipeline.check)
+        wait_for(lambda: not shelf.due, WAIT, "b is maintained", pipeline.check)
         catch_up(pipeline)
         assert shelf.rows("a") == in_source(database, "a")
     assert shelf.begun == [a, b]
@@ -152,5 +152,5 @@ def test_tables_that_fell_silent_are_maintained_in_turn(
 
 
 def errors(metrics: Metrics, error: str) -> float | None:
-    labels = {"pipeline": "shop", "worker": "upkeep", "error": error}
+    labels = {"pipeline": "shop", "worker": "maintenance", "error": error}
     return metrics.registry.get_sample_value("etl_worker_errors_total", labels)

@@ -255,7 +255,7 @@ def test_a_copy_that_came_on_is_interrupted_for_the_first_time_again() -> None:
         before, pauses = None, []
         for count in rows:
             pauses.append(next_pause(before, count))
-            before = Postponed(until=0.0, bytes=0, pause=pauses[-1], rows=count)
+            before = Postponed(until=0.0, pause=pauses[-1], rows=count)
         return pauses
 
     assert interrupted_at(0, 0, 0, 0) == [0.5, 1, 2, 4]

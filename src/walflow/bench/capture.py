@@ -15,7 +15,7 @@ from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import BatchSettings, LogSettings, TypeSettings
 from walflow.model import Lsn
 from walflow.observe.metrics import Metrics
-from walflow.pipeline.capture.log_writer import LogWriter
+from walflow.pipeline.capture.log_writer import LogWriter, SegmentLimits
 from walflow.pipeline.capture.receiver import Receiver, Source
 from walflow.pipeline.capture.relation_schemas import Describer
 from walflow.source.stream.pgoutput import Decoder
@@ -147,9 +147,7 @@ def _drain(
         log,
         Decoder(describer.describe),
         metrics,
-        max_changes=batch.max_size,
-        fill_seconds=batch.max_fill_ms / 1000,
-        segment_bytes=defaults.segment_bytes,
+        SegmentLimits(batch.max_size, batch.max_fill_ms / 1000, defaults.segment_bytes),
     )
     source = Source(server.uri, slot, "bench", "walflow bench", backlog_bytes)
     receiver = Receiver(source, log, writer, metrics)

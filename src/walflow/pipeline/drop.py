@@ -260,7 +260,7 @@ def remove_leftovers(settings: Settings) -> None:
     if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
-    # Somebody's files may be in it, or it is gone.
+    # Files of others may be in it, or it is gone.
     with contextlib.suppress(OSError):
         settings.log_folder.rmdir()
         if settings.log.folder is None:
@@ -294,14 +294,14 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
             if not remains.heir:
                 tell(f"left the publication {remains.shared}, which others may read")
                 return
-            # Who may not say whose it is leaves it, too.
+            # A destination that may not say whose it is leaves it, too.
             with contextlib.suppress(SourceError):
                 hand_over_publication(connection, remains.shared, remains.heir)
             tell(f"left the publication {remains.shared} to the pipeline {remains.heir}")
 
 
 def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
-    """The pipeline's tables beside the known ones; of what form they are is not known."""
+    """The pipeline's tables beside the known ones. Their schemas are not known."""
     names = set(destination.own_tables()) - {table.name for table in known}
     return tuple(TableSchema(0, name, (), ()) for name in sorted(names))
 

@@ -26,12 +26,12 @@ class Made:
     log: bool = False
     publication: bool = False
     slot: bool = False
-    known: bool = False
-    """What is known of the pipeline without its settings."""
+    notes: bool = False
+    """What stands beside the log: see pipeline_notes."""
 
     def take_back(self, settings: Settings, store: Store, application: str) -> None:
-        """A slot that nobody reads would only hold the source's log back, and neither does anyone
-        need what was noted of it. The log must be closed."""
+        """A slot that is not read would only hold the source's log back, and notes of a pipeline
+        that is not there would mislead. The log must be closed."""
         uri = settings.source.uri.get_secret_value()
         if self.slot or self.publication:
             with connect(uri, application_name=application) as connection:
@@ -44,5 +44,5 @@ class Made:
             _logger.info("nothing was copied: removed what was made for it", slot=settings.slot)
         if self.log:
             remove_log(settings.log_folder, settings.name)
-        if self.known:
+        if self.notes:
             forget(settings.log_folder)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -28,7 +29,6 @@ from walflow.errors import (
     PublicationChanged,
     SourceError,
     Stopped,
-    StoreError,
     TableLocked,
     WalflowError,
 )
@@ -37,11 +37,13 @@ from walflow.model import Lsn, Phase, TableName
 from walflow.observe.logs import configure_if_nobody_has
 from walflow.observe.metrics import Metrics, PipelineMetrics
 from walflow.paths import is_there
-from walflow.pipeline.assembly import Ground, assemble
-from walflow.pipeline.coordinator import Coordinator, Parts
+from walflow.pipeline.assembly import Opened, assemble
+from walflow.pipeline.coordinator import Coordinator
 from walflow.pipeline.drop import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.publication.comparison import followed_publications
+from walflow.pipeline.publication.published import Published
+from walflow.pipeline.run import PipelineEnd, PipelineRun
 from walflow.pipeline.state.held_store import held_store
 from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.state.phases import FOLLOWED
@@ -62,7 +64,7 @@ from walflow.source.catalog.published_tables import PublishedTable, published_ta
 from walflow.source.connection import Session, connect
 from walflow.source.stream.slots import slot_loss
 from walflow.spark.jars import telling_of_jars
-from walflow.spark.session import check_given, cores, jvm_ended, jvm_ended_error
+from walflow.spark.session import check_given
 from walflow.states import stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Action, Report, Request, Store
@@ -73,11 +75,24 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "PipelineStatus"]
 
 _CHECK_SECONDS = 0.1
-_JVM_SECONDS = 2.0
 _LOCKED_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
-"""Who waits until all is caught up waits so long for a table's next attempt, but not longer."""
+"""``wait(until_caught_up=True)`` waits so long for a table's next attempt, but not longer."""
+
+_STOPPING = (
+    "capture",  # what came is made durable and acknowledged
+    "tables",  # copies are broken off, batches are finished, and all is stored
+    "snapshots",
+    "catalog session",
+    "destination",
+    "change log",
+    "what was made",  # it is taken back if nothing was copied
+    "lease",
+    "store",
+    "log folder",  # it is removed if the start has failed before anything was in it
+)
+"""The order in which a pipeline lets go of what it has."""
 
 _Answer = TypeVar("_Answer")
 
@@ -121,10 +136,10 @@ class Pipeline:
         self._application = f"walflow {settings.name}"
         self._debug = debug
         self._timing = timing
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._worker = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
-        self._cleanup = ExitStack()
+        self._end = PipelineEnd(owns_jvm=spark is None)
+        self._thread = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
+        self._opened: dict[str, Callable[[], None]] = {}
+        """How to let go of what the start has made so far: the keys are of _STOPPING."""
         self._mapping = TableMapping(settings.mapping)
         self._tables: Tables | None = None
         self._made = Made()
@@ -132,7 +147,6 @@ class Pipeline:
         self._lease: LeaseKeeper
         self._log: ChangeLog
         self._destination: OpenDestination
-        self._parts: Parts
         self._coordinator: Coordinator | None = None
 
     def __enter__(self) -> Self:
@@ -168,7 +182,7 @@ class Pipeline:
             check_named(settings)
         new_folder = not is_there(settings.log_folder)
         if new_folder or not (state_file(settings) is None or state_file_is_there(settings)):
-            self._cleanup.callback(remove_leftovers, settings)
+            self._opened["log folder"] = partial(remove_leftovers, settings)
         self.stage = "opening the store"
         self._open_store()
         self._made.log = new_folder
@@ -185,9 +199,9 @@ class Pipeline:
             max_bytes=settings.log.max_bytes,
             file_bytes=settings.log.file_bytes,
         )
-        self._cleanup.callback(self._log.close)
+        self._opened["change log"] = self._log.close
         source = f"{identity.system_id}/{found.server.database}"
-        self._made.known = remember(settings, source)
+        self._made.notes = remember(settings, source)
         if confirmed is not None and self._begun and not self._resyncs:
             lost = slot_loss(found.slot, self._log.end)
             if lost is not None:
@@ -195,18 +209,18 @@ class Pipeline:
         self.stage = "starting Spark"
         with telling_of_jars(self._tell_of_jars):
             self._destination = self._open_destination(source, found.timeline)
-        self._cleanup.callback(self._destination.close)
+        self._opened["destination"] = self._destination.close
         self._check_stopped()
         self.stage = "opening the catalog"
         check_catalog(self._destination, settings, begun=self._begun, patience=self._timing.catalog)
         self._check_stopped()
         self._publish(found)
-        self._make_parts()
-        intake = self._parts.intake
+        coordinator = self._make_parts()
+        intake = coordinator.intake
         if confirmed is None:
             self.stage = "making the slot"
             if found.lost is not None:
-                self._parts.tables.forget_positions()
+                coordinator.workers.tables.forget_positions()
             try:
                 intake.make_slot(found.lost)
             finally:
@@ -219,22 +233,22 @@ class Pipeline:
                 slot=str(confirmed),
             )
             self._log.restart(confirmed)
-        self._parts.lanes.restart()
+        coordinator.workers.restart()
         intake.start()
-        self._cleanup.callback(intake.stop)
-        self._worker.start()
+        self._opened["capture"] = intake.stop
+        self._thread.start()
         self.stage = "running"
 
     def _open_store(self) -> None:
         settings = self.settings
         store = self._given_store or open_store(settings)
         if self._given_store is None:
-            self._cleanup.callback(store.close)
-        self._lease = LeaseKeeper(store, self._report, self._fail, timing=self._timing)
-        self._lease.acquire(self._stop.is_set)
-        self._cleanup.callback(self._lease.release)
-        self._cleanup.callback(self._take_back_if_unused)
-        self._store = held_store(store, self._lease, self._stop, self._timing.store_pause)
+            self._opened["store"] = store.close
+        self._lease = LeaseKeeper(store, self._report, self._end.fail, timing=self._timing)
+        self._lease.acquire(self._end.asked.is_set)
+        self._opened["lease"] = self._lease.release
+        self._opened["what was made"] = self._take_back_if_unused
+        self._store = held_store(store, self._lease, self._end.asked, self._timing.store_pause)
         # Until now another process may have changed what is there.
         self._store.load_table_schemas()
         self._store.load_table_replication_states()
@@ -259,18 +273,18 @@ class Pipeline:
         return run_on_spark(adapted(self._given_destination), settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
-        """Somebody may rewrite a large table just now: that is to be waited for. So is who alters
-        one while it is looked at."""
+        """Ask again while a table is locked, as when a large one is rewritten, or while one is
+        altered."""
         while True:
             try:
                 return look()
             except PublicationChanged as error:
                 _logger.warning("looking at the tables again", error=str(error))
-                if self._stop.wait(_LOOK_AGAIN_SECONDS):
+                if self._end.asked.wait(_LOOK_AGAIN_SECONDS):
                     raise Stopped("told to stop while looking at the tables") from error
             except TableLocked as error:
                 _logger.warning("waiting for a lock to go", error=str(error), hint=error.hint)
-                if self._stop.wait(_LOCKED_SECONDS):
+                if self._end.asked.wait(_LOCKED_SECONDS):
                     raise Stopped("told to stop while waiting for a lock") from error
 
     def _preflight(self) -> Preflight:
@@ -337,14 +351,14 @@ class Pipeline:
         return self.settings.on_table_refused == "error" and not self._begun
 
     def _require_followable(self, connection: Session, tables: Sequence[PublishedTable]) -> None:
-        """At the first start: a mistake that concerns all tables is told at once. Later, each of
-        them is set aside."""
+        """At the first start: a mistake that concerns all tables is raised at once. Later, each
+        of them is set aside."""
         if not self._begun:
             require_followable(connection, tables, all_of_them=self._strict)
 
     def _check_stopped(self) -> None:
         self.check()
-        if self._stop.is_set():
+        if self._end.asked.is_set():
             raise Stopped("told to stop while starting")
 
     def _take_back_if_unused(self) -> None:
@@ -360,41 +374,21 @@ class Pipeline:
             state.rows_copied for state in states
         )
 
-    def _make_parts(self) -> None:
+    def _make_parts(self) -> Coordinator:
         assert self._tables is not None
-        ground = Ground(
-            self.settings,
-            self._application,
-            self._store,
-            self._lease,
-            self._tables,
-            self._log,
-            self._destination,
-            self._mapping,
-            self._metrics,
-            self._stop,
-            self._timing,
+        settings = self.settings
+        run = PipelineRun(
+            settings, self._application, self._lease, self._metrics, self._timing, self._end
         )
-        self._parts = assemble(
-            ground,
-            self._cleanup,
-            failed=self._table_failed,
-            fatal=self._fail,
-            waiting=self._waiting_segments,
+        published = Published(
+            run.uri, run.application, settings.publication, settings.types, settings.tables
         )
-        self._coordinator = Coordinator(
-            self.settings,
-            self._parts,
-            self._metrics,
-            cores=cores(self._destination.spark),
-            stop=self._stop,
-            timing=self._timing,
-        )
-        self._cleanup.callback(self._end_work)
-
-    def _waiting_segments(self) -> int:
-        last = self._coordinating.last
-        return 0 if last is None else self._log.waiting(last.applied)
+        self._opened["catalog session"] = published.close
+        opened = Opened(self._store, self._tables, self._log, self._destination, self._mapping)
+        self._coordinator = coordinator = assemble(run, opened, published)
+        self._opened["snapshots"] = coordinator.workers.work.sync.snapshots.close
+        self._opened["tables"] = self._end_work
+        return coordinator
 
     # Running.
 
@@ -407,7 +401,7 @@ class Pipeline:
         due soon (in 30 seconds).
         """
         target: Lsn | None = None
-        while not self._stop.wait(poll):
+        while not self._end.asked.wait(poll):
             self.check()
             if not until_caught_up or not self._coordinating.begun:
                 continue
@@ -427,7 +421,7 @@ class Pipeline:
             self.check()
             if self._coordinating.begun and self.status().reached(position):
                 return True
-            self._stop.wait(_CHECK_SECONDS)
+            self._end.asked.wait(_CHECK_SECONDS)
         return False
 
     def source_position(self) -> Lsn:
@@ -438,7 +432,7 @@ class Pipeline:
         return Lsn.parse(row[0])
 
     def _position_if_there(self) -> Lsn | None:
-        """The source may be away for a while: then whoever waits goes on waiting."""
+        """None: the source is away for a while."""
         try:
             return self.source_position()
         except SourceError as error:
@@ -448,8 +442,7 @@ class Pipeline:
 
     def check(self) -> None:
         """Raise what ended the pipeline, if anything did."""
-        if self._error is not None:
-            raise self._error
+        self._end.check()
 
     def status(self) -> PipelineStatus:
         return self._coordinating.status()
@@ -490,29 +483,36 @@ class Pipeline:
 
     def stop(self) -> None:
         """Ask for the end and return at once: ``wait`` returns, ``shutdown`` does the rest."""
-        self._stop.set()
+        self._end.asked.set()
 
     def shutdown(self) -> None:
-        """Finish the rounds, make durable what was received, let go of everything.
+        """Finish the batches, make durable what was received, let go of everything.
 
         A copy that is under way is broken off: it may take hours. What was read of it stays, and
         the next start goes on from there. Repeats safely.
         """
-        self._stop.set()
-        if self._worker.ident is not None:
-            self._worker.join()
-        self._let_go(self._error)
+        self._end.asked.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        error = self._end.error
+        self._let_go(error)
         # Only the list of pipelines tells it.
         with suppress(LogError):
             stopped(self.settings.log_folder)
-        if self._error is None:
+        if error is None:
             self._metrics.stopped()
         else:
-            self._metrics.failed(self._error)
+            self._metrics.failed(error)
 
     def _let_go(self, error: BaseException | None) -> None:
+        """Of all that the start has made so far, in the order of _STOPPING."""
+        opened, self._opened = self._opened, {}
+        assert opened.keys() <= set(_STOPPING)
         try:
-            self._cleanup.close()
+            with ExitStack() as last_first:
+                for name in reversed(_STOPPING):
+                    if name in opened:
+                        last_first.callback(opened[name])
         except Exception as another:
             if error is None:
                 raise
@@ -520,49 +520,27 @@ class Pipeline:
             _logger.warning("not everything could be put in order", error=str(another))
 
     def _end_work(self) -> None:
-        destination = self._destination.destination
+        coordinator, destination = self._coordinating, self._destination.destination
         try:
             destination.break_off()
         except Exception as error:
-            # It only takes longer then; who writes must have ended before all else does.
+            # It only takes longer then; what is being written must have ended before all else.
             _logger.warning("the destination could not be told of the end", error=str(error))
-        self._parts.table_sync.close()
-        self._parts.maintenance.close()
-        self._parts.lanes.close()
-        self._parts.progress.close(self._coordinating.status() if self._error is None else None)
-        self._parts.tables.save()
-
-    def _fail(self, error: BaseException) -> None:
-        """End the pipeline by this error. From any thread."""
-        if self._error is None:
-            self._error = self._cause(error)
-        self._stop.set()
-
-    def _table_failed(self, oid: int, error: Exception) -> None:
-        """From the threads that copy and apply."""
-        cause = self._cause(error)
-        if cause is not error or isinstance(error, StoreError):
-            # No table is to blame.
-            self._fail(cause)
-        elif not self._stop.is_set():
-            # What fails while all is being ended is met again at the next start, if it is real.
-            self._parts.dispatcher.failed(oid, error)
-
-    def _cause(self, error: BaseException) -> BaseException:
-        """What Spark could not do because its JVM has ended is not the error to tell."""
-        if self._given_spark is not None or not isinstance(error, Exception):
-            return error
-        code = jvm_ended(_JVM_SECONDS)
-        return error if code is None else jvm_ended_error(code)
+        workers = coordinator.workers
+        workers.close()
+        status = coordinator.status() if self._end.error is None else None
+        workers.work.batches.cuts.close(status)
+        coordinator.requests.answer()
+        workers.tables.save()
 
     def _work(self) -> None:
         try:
             self._coordinating.run()
         except BaseException as error:  # raised again by check() in the caller's thread
-            if not self._stop.is_set() or isinstance(error, WalflowError):
-                self._fail(error)
+            if not self._end.asked.is_set() or isinstance(error, WalflowError):
+                self._end.fail(error)
         finally:
-            self._stop.set()
+            self._end.asked.set()
 
 
 def _settings(

@@ -9,7 +9,7 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """In seconds. Nobody has to choose these: they are a value so that a test can give a pipeline
+    """In seconds. Users do not choose these. They are a value so that a test can give a pipeline
     short ones where it would wait, and long ones where a slow machine must not matter."""
 
     publication: float = 2.0

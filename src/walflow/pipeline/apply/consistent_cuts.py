@@ -1,10 +1,11 @@
-"""Pictures: which versions of the destination's tables belong together.
+"""Consistent cuts: which versions of the destination's tables belong together.
 
 Every table goes through the log at its own pace. A version of a table shows the source as it was
-at its position, and at all others up to the first change that it lacks. A picture is of a position
-that every table has a version for; it is kept with the tables, by a destination that can.
+at its position, and at all others up to the first change that it lacks. A consistent cut is at a
+position that every table has a version for. It is recorded with the tables, by a destination that
+can.
 
-Tables that take large rounds would hardly ever meet. So the log is cut now and then, and rounds do
+Tables with large batches would hardly ever meet. So the log is cut now and then, and batches do
 not go across a cut.
 """
 
@@ -32,23 +33,23 @@ from walflow.spark.jobs import in_pool
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Committed", "Progress", "newest_common"]
+__all__ = ["Committed", "ConsistentCuts", "newest_common"]
 
 _FAR_BEHIND_SECONDS = 60.0
-"""A table that is so late takes all that it can get: rounds that are small make it later."""
+"""A table that is so late takes all that it can get: small batches make it later."""
 _RECORD_SECONDS = 1.0
 _RECORD_SECONDS_A_TABLE = 0.05
 _RECORD_SHARE = 0.05
-"""Of the time is spent on keeping pictures, unless one takes very long."""
+"""Of the time is spent on recording, unless one record takes very long."""
 _REMEMBERED = 1000
-"""Versions of a table that may get into a picture; more have only tables far ahead of others."""
+"""Versions of a table that may get into a cut. Only tables far ahead of others have more."""
 
 _logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A round that is in the destination."""
+    """A batch that is in the destination."""
 
     begins: Lsn
     """Up to here the table was complete without it."""
@@ -59,15 +60,15 @@ class Committed:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReadyTable:
     ready_since: float
     """When the table became ready: another time, and it has been copied again, or set aside."""
     batches: list[Committed]
 
 
-class Progress:
-    """``round_committed`` and ``before_cut`` come from the lanes; all else from the coordinating
-    thread, and after that has ended from whoever ends the pipeline."""
+class ConsistentCuts:
+    """``batch_committed`` and ``before_cut`` are called by the tables' workers; all else by the
+    coordinating thread, and once that has ended by the thread that ends the pipeline."""
 
     def __init__(
         self,
@@ -87,23 +88,23 @@ class Progress:
         self._new: list[tuple[int, Committed]] = []
         self._cuts: list[Lsn] = []
         self._cut_at = 0.0
-        self._tables: dict[int, _Known] = {}
+        self._tables: dict[int, _ReadyTable] = {}
         self._recorded: tuple[TableProgress, ...] = ()
         self._due = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="walflow-progress")
         self._recording: Future[None] | None = None
 
-    # From the lanes.
+    # From the tables' workers.
 
     def batch_committed(self, oid: int, batch: Committed) -> None:
-        """Told before anybody is told the table's new position."""
+        """Called before the table's new position is known to anybody else."""
         if self._destination is not None:
             with self._lock:
                 self._new.append((oid, batch))
 
     def before_cut(self, ends: Sequence[Lsn], oldest: int) -> int:
-        """How many of the stretches with these ends may go into one round; ``oldest``: the commit
-        time of the first of them."""
+        """How many of the segment slices with these ends may go into one batch; ``oldest``: the
+        commit time of the first of them."""
         if self._clock() - oldest / 1e6 > _FAR_BEHIND_SECONDS:
             return len(ends)
         with self._lock:
@@ -113,7 +114,7 @@ class Progress:
     # From the coordinator.
 
     def look(self, status: PipelineStatus) -> None:
-        """Cut the log, and keep a picture, if it is time. The status is of just now."""
+        """Cut the log, and record a consistent cut, if it is time. The status is of just now."""
         if self._destination is None:
             return
         ready = {s.schema.oid: s for s in status.tables if s.phase is Phase.READY}
@@ -126,7 +127,7 @@ class Progress:
             self._recording = self._pool.submit(self._record, cut)
 
     def close(self, status: PipelineStatus | None) -> None:
-        """Nothing is written any more. Keep the last picture, if the status is given."""
+        """Nothing is written any more. Record the last cut, if the status is given."""
         self._pool.shutdown()
         if self._destination is None or status is None or status.uncertain:
             return
@@ -150,7 +151,7 @@ class Progress:
         """The newest one, unless it is the last one again."""
         self._learn(ready)
         found = newest_common(
-            {oid: known.batches for oid, known in self._tables.items()},
+            {oid: table.batches for oid, table in self._tables.items()},
             {oid: state.position for oid, state in ready.items()},
         )
         if found is None:
@@ -167,21 +168,21 @@ class Progress:
         return ConsistentCut(since, upto, max(times, default=None), tables)
 
     def _learn(self, ready: Mapping[int, TableState]) -> None:
-        """Of tables that are ready, and of rounds."""
+        """Take in which tables are ready, and what was committed."""
         with self._lock:
             new, self._new = self._new, []
-        known: dict[int, _Known] = {}
+        tables: dict[int, _ReadyTable] = {}
         for oid, state in sorted(ready.items()):
             before = self._tables.get(oid)
             if before is None or before.ready_since != state.since:
-                # What it was before that nobody knows. It is what it is at its position.
-                before = _Known(state.since, [Committed(Lsn(0), state.position, None)])
-            known[oid] = before
-        self._tables = known
+                # What it was before is not known. It is what it is at its position.
+                before = _ReadyTable(state.since, [Committed(Lsn(0), state.position, None)])
+            tables[oid] = before
+        self._tables = tables
         for oid, batch in new:
-            if oid in known and batch.position > known[oid].batches[-1].position:
-                known[oid].batches.append(batch)
-        for one in known.values():
+            if oid in tables and batch.position > tables[oid].batches[-1].position:
+                tables[oid].batches.append(batch)
+        for one in tables.values():
             del one.batches[:-_REMEMBERED]
 
     def _record(self, cut: ConsistentCut) -> None:
@@ -192,11 +193,11 @@ class Progress:
                 kept = self._destination.keep_cut(cut)
             if kept:
                 self._recorded = cut.tables
-                _logger.debug("kept a picture", position=str(cut.upto))
+                _logger.debug("recorded a consistent cut", position=str(cut.upto))
         except Exception as error:
             self._metrics.worker_failed("progress", error)
             _logger.warning(
-                "it was not kept which versions of the tables belong together; tried again later",
+                "a consistent cut was not recorded; it is tried again later",
                 error=str(error),
                 hint=error.hint if isinstance(error, WalflowError) else None,
             )
@@ -213,7 +214,7 @@ def newest_common(
 ) -> tuple[Lsn, dict[int, Committed]] | None:
     """The newest position that every table has a version for, and these; None: there is none.
 
-    ``rounds``: each table's, oldest first, without a gap. ``complete``: up to where it has all.
+    ``batches``: each table's, oldest first, without a gap. ``complete``: up to where it has all.
     """
     if not batches:
         return None
@@ -226,7 +227,7 @@ def newest_common(
             if after == 0:
                 return None
             chosen[table] = of_table[after - 1]
-            # The next one may begin before: nobody knows what became of the table in between.
+            # The next one may begin before: what became of the table in between is not known.
             ends = of_table[after].begins if after < len(of_table) else complete[table]
             lowest = min(lowest, max(ends, chosen[table].position))
         if lowest == upto:

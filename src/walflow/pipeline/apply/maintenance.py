@@ -1,4 +1,4 @@
-"""Upkeep of the destination's tables, between their rounds."""
+"""Maintenance of the destination's tables, between their batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Called by the lanes, so that nobody writes the table meanwhile."""
+    """Called by the tables' workers, so that nobody writes the table meanwhile."""
 
     def __init__(
         self, spark: SparkSession, destination: Destination, metrics: PipelineMetrics
@@ -35,48 +35,49 @@ class Maintenance:
         self._spark = spark
         self._destination = destination
         self._metrics = metrics
-        self._tag = f"walflow-upkeep-{uuid.uuid4()}"
+        self._tag = f"walflow-maintenance-{uuid.uuid4()}"
         self._busy = threading.Lock()
         self._closed = threading.Event()
 
     @property
     def busy(self) -> bool:
-        """Whether a table is being looked after."""
+        """Whether a table is being maintained."""
         return self._busy.locked()
 
     def is_due(self, state: TableState) -> bool:
-        """Whether the table wants to be looked after. Costs nothing."""
+        """Whether maintenance of the table is due. Costs nothing."""
         if self._closed.is_set():
             return False
         return self._destination.maintenance_due(state.destination_schema)
 
     def between_batches(self, state: TableState) -> None:
-        """Look after the table if it is due. One table at a time: rounds of others need Spark
-        more; who finds it taken comes again later. If it fails, the table goes on."""
+        """Maintain the table if that is due. One table at a time, because batches of others need
+        Spark more: a call that finds another table being maintained does nothing. If it fails, the
+        table's changes go on."""
         if not self.is_due(state) or not self._busy.acquire(blocking=False):
             return
         began = time.monotonic()
         try:
-            with in_pool(self._spark, "upkeep"), tagged(self._spark, self._tag):
+            with in_pool(self._spark, "maintenance"), tagged(self._spark, self._tag):
                 self._destination.maintain(state.destination_schema)
         except Exception as error:
             if self._closed.is_set():
                 return
-            self._metrics.worker_failed("upkeep", error)
+            self._metrics.worker_failed("maintenance", error)
             _logger.warning(
-                "a table was not looked after; its changes go on, and it is tried again later",
+                "maintenance of a table failed; its changes go on, and it is tried again later",
                 table=str(state.name),
                 error=str(error),
                 hint=error.hint if isinstance(error, WalflowError) else None,
             )
         else:
             seconds = round(time.monotonic() - began, 1)
-            _logger.info("looked after a table", table=str(state.name), seconds=seconds)
+            _logger.info("maintained a table", table=str(state.name), seconds=seconds)
         finally:
             self._busy.release()
 
     def close(self) -> None:
-        """Look after no other table, and break off what is being done: it is done again later."""
+        """Maintain no other table, and break off what is being done: it is done again later."""
         self._closed.set()
         while not self._busy.acquire(timeout=_CANCEL_SECONDS):
             # A JVM that is gone has no jobs; what it was asked for fails by itself.

@@ -1,7 +1,8 @@
-"""A table's form changes: the destination's table is brought after it."""
+"""A table's schema changes: the destination's table is changed like it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -17,32 +18,22 @@ from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.state.table_states import Tables, TableState
 from walflow.source.catalog.attributes import missing_array
 from walflow.source.catalog.published_tables import is_reserved
-from walflow.stores.base import SchemaStore
 
-__all__ = ["Outgrown", "SchemaChanger"]
+__all__ = ["SchemaChanger"]
 
 _logger = structlog.get_logger(__name__)
-
-
-class Outgrown(Exception):
-    """The destination's table can no longer be brought up to date by changes alone."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class SchemaChanger:
     """All calls may come from several threads, for one table from one at a time.
 
-    That a table is about to get another form is stored first, so that whoever is killed in between
-    finishes exactly this change before any other: a destination need not know what became of one
-    that it never heard of again.
+    That a table is about to get another schema is stored first. So a process that was killed in
+    between finishes exactly this change before any other, and a destination need not know what
+    became of a change that it never heard of again.
     """
 
     def __init__(
         self,
-        store: SchemaStore,
         log: ChangeLog,
         destination: Destination,
         tables: Tables,
@@ -50,23 +41,22 @@ class SchemaChanger:
         *,
         trust_rewrites: bool,
     ) -> None:
-        self._store = store
         self._log = log
         self._destination = destination
         self._tables = tables
         self._metrics = metrics
         self.trust_rewrites = trust_rewrites
+        self.look_again = threading.Event()
+        """Set when the schema that the catalog showed last may no longer be the newest."""
 
     def way(self, before: TableSchema, after: TableSchema) -> Evolution:
-        """From one form to another, with the values of columns that were added. Raises Outgrown."""
+        """From one schema to another, with the values of columns that were added. Raises
+        NotFollowed."""
         if any(map(_is_reserved, after.column_names)):
-            raise Outgrown("it has a column with a name that the change log needs for itself")
-        try:
-            found = evolution(before, after, trust_rewrites=self.trust_rewrites)
-        except NotFollowed as refusal:
-            raise Outgrown(refusal.reason) from refusal
+            raise NotFollowed("it has a column with a name that the change log needs for itself")
+        found = evolution(before, after, trust_rewrites=self.trust_rewrites)
         if _is_needed(found) and not self._destination.capabilities.evolves:
-            raise Outgrown("its form has changed")
+            raise NotFollowed("its schema has changed")
         values = {
             column.name: missing_array(column)[0].as_py()
             for column in found.added
@@ -74,48 +64,50 @@ class SchemaChanger:
         }
         return replace(found, missing=values)
 
-    def check_steps(self, forms: Iterable[TableSchema]) -> None:
-        """Raise Outgrown if one of the forms cannot be followed from the one before it: a type that
-        was changed, and changed back, is not seen otherwise."""
-        in_order = {form.version: form for form in sorted(forms, key=lambda form: form.version)}
+    def check_steps(self, schemas: Iterable[TableSchema]) -> None:
+        """Raise NotFollowed if one of the schemas cannot be followed from the one before it: a
+        type that was changed, and changed back, is not seen otherwise."""
+        in_order = {
+            schema.version: schema for schema in sorted(schemas, key=lambda schema: schema.version)
+        }
         for before, after in pairwise(in_order.values()):
             self.way(before, after)
 
-    def form(self, oid: int, version: Lsn) -> TableSchema:
-        """The form of the log's files of this version."""
-        # The store's knows where the rows lay last before the form changed.
-        known = self._store.get_table_schema(oid, version)
-        if known is not None and known.version == version:
-            return known
+    def schema_of(self, oid: int, version: Lsn) -> TableSchema:
+        """The schema of the log's files of this version."""
+        # The store's knows where the rows lay last before the schema changed.
+        stored = self._tables.schema_at(oid, version)
+        if stored is not None and stored.version == version:
+            return stored
         return self._log.schema(oid, version)
 
-    def bring(self, state: TableState, form: TableSchema) -> TableState:
-        """Bring the destination's table to this form. Raises Outgrown."""
-        form = replace(form, name=state.name)
-        way = self.way(state.schema, form)
-        oid = form.oid
+    def bring(self, state: TableState, schema: TableSchema) -> TableState:
+        """Bring the destination's table to this schema. Raises NotFollowed."""
+        schema = replace(schema, name=state.name)
+        way = self.way(state.schema, schema)
+        oid = schema.oid
         if not _is_needed(way):
-            return state if state.schema == form else self._tables.adopt(oid, form)
-        state = self._tables.begin_change(oid, form)
+            return state if state.schema == schema else self._tables.adopt(oid, schema)
+        state = self._tables.begin_change(oid, schema)
         return self._change(state, way)
 
-    def follow(self, state: TableState, form: TableSchema) -> TableState:
-        """Bring the destination's table to a form that there are no changes of in the log yet;
-        all those of former ones are applied. Raises Outgrown."""
-        if _is_needed(self.way(state.schema, form)):
+    def follow(self, state: TableState, schema: TableSchema) -> TableState:
+        """Bring the destination's table to a schema that there are no changes of in the log yet;
+        all those of former ones are applied. Raises NotFollowed."""
+        if _is_needed(self.way(state.schema, schema)):
             # So that the first changes of it have its version.
-            self._log.store_schema(replace(form, name=state.name))
+            self._log.store_schema(replace(schema, name=state.name))
         else:
             # Changes that come are still of the version that is known.
-            form = replace(form, version=state.schema.version)
-        return self.bring(state, form)
+            schema = replace(schema, version=state.schema.version)
+        return self.bring(state, schema)
 
     def finish(self, state: TableState) -> TableState:
-        """Finish a change of form that was begun, if there is one. Raises Outgrown."""
+        """Finish a change of schema that was begun, if there is one. Raises NotFollowed."""
         if not state.stored.changing:
             return state
         oid = state.schema.oid
-        former = self._store.get_table_schema(oid, state.stored.schema_version)
+        former = self._tables.schema_at(oid, state.stored.schema_version)
         if former is None or former.version == state.schema.version:
             # That it was to be changed was stored, but not to what.
             return self._tables.end_change(oid)
@@ -123,20 +115,17 @@ class SchemaChanger:
 
     def _change(self, state: TableState, way: Evolution) -> TableState:
         failpoint("evolve.change", state.name)
-        try:
-            self._destination.evolve(
-                replace(
-                    way,
-                    before=replace(way.before, name=state.destination),
-                    after=replace(way.after, name=state.destination),
-                )
+        self._destination.evolve(
+            replace(
+                way,
+                before=replace(way.before, name=state.destination),
+                after=replace(way.after, name=state.destination),
             )
-        except NotFollowed as refusal:
-            raise Outgrown(refusal.reason) from refusal
+        )
         failpoint("evolve.changed", state.name)
         state = self._tables.end_change(state.schema.oid)
         self._metrics.schema_changes(state.name).inc()
-        _logger.info("a table's form has changed", table=str(state.name), **_in_words(way))
+        _logger.info("a table's schema has changed", table=str(state.name), **_in_words(way))
         return state
 
 

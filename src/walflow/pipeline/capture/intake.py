@@ -1,21 +1,20 @@
-"""What comes in: the slot, and those who read it into the log."""
+"""Capture: the slot, and the threads that read it into the change log."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import structlog
 
 from walflow.changelog import ChangeLog
-from walflow.config import Settings
 from walflow.errors import SlotLost
 from walflow.failpoints import failpoint
 from walflow.model import Lsn
-from walflow.observe.metrics import PipelineMetrics
-from walflow.pipeline.capture.log_writer import LogWriter
+from walflow.pipeline.capture.log_writer import LogWriter, SegmentLimits
 from walflow.pipeline.capture.receiver import Receiver, Source
 from walflow.pipeline.capture.relation_schemas import Describer
+from walflow.pipeline.run import PipelineRun
+from walflow.pipeline.state.table_states import Tables
 from walflow.pipeline.table_sync.snapshots import Snapshots
 from walflow.source.connection import connect
 from walflow.source.stream.pgoutput import Decoder
@@ -31,40 +30,27 @@ class Intake:
     """Makes the slot, and reads it from ``start`` to ``stop``."""
 
     def __init__(
-        self,
-        settings: Settings,
-        application: str,
-        log: ChangeLog,
-        snapshots: Snapshots,
-        metrics: PipelineMetrics,
-        *,
-        follows: Callable[[Relation], bool],
-        waiting: Callable[[], int],
+        self, run: PipelineRun, log: ChangeLog, tables: Tables, snapshots: Snapshots
     ) -> None:
-        """``follows`` says of which tables changes are kept, and ``waiting`` how many sealed
-        segments have not been applied."""
-        self._settings = settings
-        self._uri = settings.source.uri.get_secret_value()
-        self._application = application
+        self._run = run
         self._log = log
+        self._tables = tables
         self._snapshots = snapshots
-        self._metrics = metrics
-        self._follows = follows
-        self._waiting = waiting
         self._reading: contextlib.ExitStack | None = None
         self._receiver: Receiver | None = None
+        self._writer: LogWriter | None = None
         self.made_slot = False
         """Whether the slot is a new one, and says nothing of the time before."""
 
     def make_slot(self, lost: SlotLost | None = None) -> None:
         """Make the slot, in the place of one that is of no use any more; the log begins with it,
         and its snapshot serves the copies."""
-        slot = self._settings.slot
+        slot = self._run.settings.slot
         if lost is not None:
-            self._metrics.slot_invalidations.inc()
+            self._run.metrics.slot_invalidations.inc()
             _logger.warning("making a new slot; tables are copied again", reason=str(lost))
             self.drop_slot()
-        new = self._snapshots.make_slot(slot, failover=self._settings.source.failover)
+        new = self._snapshots.make_slot(slot, failover=self._run.settings.source.failover)
         self.made_slot = True
         try:
             failpoint("slot.made", slot)
@@ -76,36 +62,42 @@ class Intake:
         _logger.info("made the slot", slot=slot, position=str(new.created.consistent_point))
 
     def drop_slot(self) -> None:
-        with connect(self._uri, application_name=self._application) as connection:
-            drop_slot(connection, self._settings.slot)
+        with connect(self._run.uri, application_name=self._run.application) as connection:
+            drop_slot(connection, self._run.settings.slot)
 
     def start(self) -> None:
-        settings = self._settings
+        run, settings = self._run, self._run.settings
         describer = Describer(
-            self._uri, self._application, settings.slot, self._log, settings.types, self._follows
+            run.uri, run.application, settings.slot, self._log, settings.types, self._follows
         )
-        writer = LogWriter(
-            self._log,
-            Decoder(describer.describe),
-            self._metrics,
-            max_changes=settings.batch.max_size,
-            fill_seconds=settings.batch.max_fill_ms / 1000,
-            segment_bytes=settings.log.segment_bytes,
-            waiting=self._waiting,
+        limits = SegmentLimits(
+            settings.batch.max_size, settings.batch.max_fill_ms / 1000, settings.log.segment_bytes
         )
+        writer = LogWriter(self._log, Decoder(describer.describe), run.metrics, limits)
         source = Source(
-            self._uri,
+            run.uri,
             settings.slot,
             settings.publication,
-            self._application,
+            run.application,
             settings.source.backlog_bytes,
         )
-        self._receiver = Receiver(source, self._log, writer, self._metrics)
+        self._writer = writer
+        self._receiver = Receiver(source, self._log, writer, run.metrics)
         self._reading = contextlib.ExitStack()
         self._reading.callback(describer.close)
         writer.start()
         self._receiver.start()
         self._reading.callback(self._receiver.stop)
+
+    def _follows(self, relation: Relation) -> bool:
+        """Whether changes of the table are kept. One that has got a name that is not chosen goes on
+        until that is seen: it may have its old name again by then, unnoticed."""
+        return self._run.settings.tables.have(relation.name) or self._tables.is_stored(relation.oid)
+
+    def applied(self, position: Lsn) -> None:
+        """All up to the position is in the destination."""
+        if self._writer is not None:
+            self._writer.applied = position
 
     def stop(self) -> None:
         """Make durable and acknowledge what came. Repeats safely."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from walflow.changelog import ChangeLog, SegmentWriter
@@ -19,7 +18,7 @@ from walflow.observe.metrics import PipelineMetrics
 from walflow.source.stream.frames import Frames
 from walflow.source.stream.pgoutput import Decoded, Decoder
 
-__all__ = ["LogWriter"]
+__all__ = ["LogWriter", "SegmentLimits"]
 
 _MAX_QUEUED_BYTES = 64 << 20
 _MANY_WAITING = 20
@@ -45,6 +44,15 @@ class _Stop:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """When a segment is sealed: at the next commit after one of these is reached."""
+
+    max_changes: int
+    fill_seconds: float
+    bytes: int
+
+
 class LogWriter:
     """Decodes hand-overs, appends them to the open segment, and seals segments at commits."""
 
@@ -53,20 +61,14 @@ class LogWriter:
         log: ChangeLog,
         decoder: Decoder,
         metrics: PipelineMetrics,
-        *,
-        max_changes: int,
-        fill_seconds: float,
-        segment_bytes: int,
-        waiting: Callable[[], int] = lambda: 0,
+        limits: SegmentLimits,
     ) -> None:
-        """``waiting`` says how many sealed segments have not been applied."""
         self._log = log
         self._decoder = decoder
         self._metrics = metrics
-        self._max_changes = max_changes
-        self._shortest_fill = fill_seconds
-        self._waiting = waiting
-        self._segment_bytes = segment_bytes
+        self._limits = limits
+        self.applied: Lsn | None = None
+        """All up to here is in the destination; set by others, None: not known yet."""
         self._queue: queue.SimpleQueue[Frames | _Advance | _Reset | _Stop] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._queued = 0
@@ -185,9 +187,10 @@ class LogWriter:
 
     @property
     def _fill_seconds(self) -> float:
-        """Nobody waits for a quick seal while many segments wait, and fewer are cheaper."""
-        patience = 1 + self._waiting() / _MANY_WAITING
-        return min(self._shortest_fill * patience, max(self._shortest_fill, _LONGEST_FILL))
+        """While many segments wait, a quick seal is of no use, and fewer segments are cheaper."""
+        waiting = 0 if self.applied is None else self._log.waiting(self.applied)
+        seconds = self._limits.fill_seconds
+        return min(seconds * (1 + waiting / _MANY_WAITING), max(seconds, _LONGEST_FILL))
 
     def _patience(self) -> float | None:
         """How long to wait for more before the open segment is sealed."""
@@ -221,7 +224,7 @@ class LogWriter:
             if self._pending is None:
                 self._began = time.monotonic()
             self._pending = decoded
-        full = self._bytes >= self._segment_bytes or self._changes >= self._max_changes
+        full = self._bytes >= self._limits.bytes or self._changes >= self._limits.max_changes
         late = time.monotonic() >= self._began + self._fill_seconds
         if not self._in_transaction and self._pending is not None and (full or late):
             self._seal()

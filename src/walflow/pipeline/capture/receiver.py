@@ -1,4 +1,4 @@
-"""Who reads the source's log: the bulk path for a backlog, then the walsender, and again after
+"""Reading the source's log: the bulk path for a backlog, then the walsender, and both again after
 every lost connection, until told to stop."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Receiver:
 
     def _can_retry(self, error: BaseException) -> bool:
         if self._writer.error is not None:
-            return False  # its thread is gone: another connection would find nobody to write
+            return False  # its thread is gone: another connection would have no thread that writes
         if isinstance(error, psycopg.OperationalError):
             return True
         return isinstance(error, SourceError) and error.retry
@@ -228,11 +228,11 @@ class Receiver:
 
     def _check_timeline(self, connection: Session) -> None:
         """Positions mean nothing on a server that took over without all of the log before them."""
-        known, now = self._log.timeline, read_timeline(connection)
-        if known == now:
+        before, now = self._log.timeline, read_timeline(connection)
+        if before == now:
             return
-        if known is not None:
-            lost = timeline_loss(known, now, self._switch_points(now), self._log.end)
+        if before is not None:
+            lost = timeline_loss(before, now, self._switch_points(now), self._log.end)
             if lost is not None:
                 raise lost
             _logger.info("another server has taken over", timeline=now)

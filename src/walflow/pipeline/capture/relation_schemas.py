@@ -41,13 +41,13 @@ class Describer:
         self._session: tuple[Session, TypeCatalog] | None = None
 
     def describe(
-        self, relation: Relation, lsn: Lsn, known: TableSchema | None
+        self, relation: Relation, lsn: Lsn, last: TableSchema | None
     ) -> TableSchema | None:
-        """The schema; the newest one that is known already if it says the same. ``known`` is the
+        """The schema; if the newest one so far says the same, that one. ``last`` is the
         one that the stream gave last. None: the table is not followed.
 
-        Does not wait for a source that is away: one that shuts down lets nobody in any more, and
-        waits itself until all it has sent is acknowledged.
+        Does not wait for a source that is away: one that shuts down accepts no connections any
+        more, and itself waits until all it has sent is acknowledged.
         """
         if not self._follows(relation):
             if self._log.latest_schema(relation.oid) is not None:
@@ -55,9 +55,9 @@ class Describer:
                 self._log.break_off(relation.oid, lsn)
             return None
         logged = self._log.latest_schema(relation.oid, lsn)
-        forms = [form for form in (known, logged) if form is not None]
-        numbered = [form for form in forms if form.numbered]
-        before = max(numbered, key=lambda form: form.version, default=None)
+        schemas = [schema for schema in (last, logged) if schema is not None]
+        numbered = [schema for schema in schemas if schema.numbered]
+        before = max(numbered, key=lambda schema: schema.version, default=None)
         try:
             described = self._ask(relation, lsn, before, fresh=False)
         except SourceError as error:
@@ -65,8 +65,8 @@ class Describer:
                 raise
             # The session may have been dead for long.
             described = self._ask(relation, lsn, before, fresh=True)
-        newest = max(forms, key=lambda form: form.version, default=None)
-        return described if newest is None or _is_news(described, newest) else newest
+        newest = max(schemas, key=lambda schema: schema.version, default=None)
+        return described if newest is None or _is_new(described, newest) else newest
 
     def _ask(
         self, relation: Relation, lsn: Lsn, before: TableSchema | None, *, fresh: bool
@@ -89,9 +89,9 @@ class Describer:
             self._session = None
 
 
-def _is_news(described: TableSchema, newest: TableSchema) -> bool:
-    """Whether it has to be told from the form before: by its columns, which without numbers might
-    always be others, or by its files, from which one sees later that rows were written anew."""
+def _is_new(described: TableSchema, newest: TableSchema) -> bool:
+    """Whether the log needs another version of the schema: for its columns, which without numbers
+    might always be others, or for its files, which later show that rows were written anew."""
     if not newest.numbered or not newest.same_columns(described):
         return True
     files = described.filenodes

@@ -1,4 +1,4 @@
-"""A table as it is published, against what is known of it."""
+"""A table as it is published, against the state that the pipeline has of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from dataclasses import dataclass
 
 from walflow.destinations.base import Destination
 from walflow.errors import WalflowError
+from walflow.evolution import NotFollowed
 from walflow.mapping import TableMapping, conflict
 from walflow.model import Lsn, Phase
-from walflow.pipeline.apply.schema_changes import Outgrown, SchemaChanger
+from walflow.pipeline.apply.schema_changes import SchemaChanger
 from walflow.pipeline.state.phases import FOLLOWED
 from walflow.pipeline.state.table_states import Tables, TableState
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.states import Gap, TableReplicationState, stands_at
 
-__all__ = ["PublicationComparison", "followed_publications", "in_conflict", "is_passing"]
+__all__ = [
+    "PublicationComparison",
+    "check_rivals",
+    "followed_publications",
+    "in_conflict",
+    "is_passing",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +31,10 @@ class PublicationComparison:
     tables: Tables
     schema_changer: SchemaChanger
     destination: Destination
-    trust_rewrites: bool
-    """Rows that were written anew are taken to be the same."""
 
     def why_copied_again(self, state: TableState, table: PublishedTable, began: Lsn) -> str | None:
-        """Why the table has to be copied again; None: it need not, though its form may be another
-        now, and the destination's table need another name.
+        """Why the table has to be copied again. None: changes tell all, though its schema may be
+        another one now, and the destination's table may need another name.
 
         What was done to the table before ``began`` is seen in how it is published.
         """
@@ -41,28 +46,28 @@ class PublicationComparison:
         if phase is Phase.INIT:
             return None  # the copy looks at the table as it is when it begins
         gap = state.membership.gap(table.membership)
-        if gap is Gap.REWRITTEN and self.trust_rewrites:
+        if gap is Gap.REWRITTEN and self.schema_changer.trust_rewrites:
             gap = None
         if gap is not None:
-            # What wrote the rows anew may be known.
-            known = self._outgrown(state, table) if gap is Gap.REWRITTEN else None
-            return known or gap.value
+            # The schema may tell why the rows were written anew.
+            reason = self._why_not_followed(state, table) if gap is Gap.REWRITTEN else None
+            return reason or gap.value
         if phase is Phase.DATA_SYNC or (state.stored.changing and state.waits_for_operator):
-            # It is read in one form; and a form that the destination refused may be gone again.
-            return None if state.schema.same_columns(table.schema) else "its form has changed"
+            # It is read in one schema; and one that the destination refused may be gone again.
+            return None if state.schema.same_columns(table.schema) else "its schema has changed"
         if state.schema.version >= began:
-            return None  # the log has told of a newer form since
-        return self._outgrown(state, table)
+            return None  # the log has told of a newer schema since
+        return self._why_not_followed(state, table)
 
-    def _outgrown(self, state: TableState, table: PublishedTable) -> str | None:
+    def _why_not_followed(self, state: TableState, table: PublishedTable) -> str | None:
         try:
             self.schema_changer.way(state.schema, table.schema)
-        except Outgrown as outgrown:
-            return outgrown.reason
+        except NotFollowed as refusal:
+            return refusal.reason
         return None
 
     def has_other_name(self, state: TableState, table: PublishedTable) -> bool:
-        """Whether it has another name than was known, in the source or by the mapping."""
+        """Whether its name in the source has changed, or the one that the mapping gives it."""
         destination = self.mapping.destination(table.name)
         return (state.name, state.destination) != (table.name, destination)
 
@@ -95,6 +100,19 @@ class PublicationComparison:
         return conflict((table.name, *rivals), destination) if rivals else None
 
 
+def check_rivals(state: TableState, tables: Tables) -> None:
+    """Raise MappingConflict if another table has the table's place in the destination."""
+    rivals = [
+        other.name
+        for other in tables.all()
+        if other.schema.oid != state.schema.oid
+        and other.destination == state.destination
+        and not in_conflict(other)
+    ]
+    if rivals:
+        raise conflict((state.name, *rivals), state.destination)
+
+
 def followed_publications(
     states: Iterable[TableState] | Iterable[TableReplicationState],
 ) -> frozenset[str]:
@@ -104,7 +122,7 @@ def followed_publications(
 
 
 def is_passing(state: TableState) -> bool:
-    """Whether a table was set aside for something that another look may find gone."""
+    """Whether a table was set aside for a cause that another look at the catalog may find gone."""
     return state.set_aside is not None and state.set_aside.passing
 
 

@@ -61,7 +61,7 @@ class Departures:
         return self._drop_removed and self._destination.capabilities.drops
 
     def drop(self, state: TableState) -> bool:
-        """Have the destination's table dropped, if that is wanted; False while it is under way."""
+        """Have the destination's table dropped, if the settings say so; False while it goes on."""
         oid, destination = state.schema.oid, self._destination
         renaming = self._renamings.get(oid)
         if renaming is not None:

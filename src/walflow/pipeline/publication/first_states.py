@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -10,13 +10,13 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination
 from walflow.errors import DestinationForeign
-from walflow.mapping import TableMapping
+from walflow.mapping import TableMapping, check_apart
 from walflow.model import Lsn, Phase, TableName, TableSchema
+from walflow.pipeline.publication.comparison import in_conflict
 from walflow.pipeline.state.retries import first_line
-from walflow.pipeline.state.table_states import TableState
+from walflow.pipeline.state.table_states import Tables, TableState
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.states import TableReplicationState, stands_at
-from walflow.stores.base import SchemaStore
 
 __all__ = ["FirstStates"]
 
@@ -28,11 +28,43 @@ _logger = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class FirstStates:
     mapping: TableMapping
-    store: SchemaStore
+    tables: Tables
     log: ChangeLog
     destination: Destination
 
-    def stored(
+    def take_over(self, tables: Collection[PublishedTable], *, new_slot: bool) -> None:
+        """Give every table that is published, or that the store knows, its state.
+
+        Raises MappingConflict if two tables would share one of the destination, and which of them
+        was there first is not known.
+        """
+        published = {table.schema.oid: table for table in tables}
+        stored, mapped = self.tables.stored(), self.tables.stored_destinations()
+        self._check_apart(published, stored)
+        for oid, state in stored.items():
+            self.tables.take_over(self._stored(oid, state, mapped.get(oid), published.get(oid)))
+        new = [table for oid, table in published.items() if oid not in stored]
+        unknown = self._unknown(new, frozenset(mapped.values()), new_slot=new_slot)
+        if not stored:
+            self._warn_of_loss(unknown, new_slot=new_slot)
+        self.tables.add(*unknown)
+
+    def _check_apart(
+        self,
+        published: Mapping[int, PublishedTable],
+        stored: Mapping[int, TableReplicationState],
+    ) -> None:
+        """Whom a name belongs to is for the settings to say. But a table that was set aside for it,
+        or came while no pipeline ran, does not keep those that are followed from going on."""
+        check_apart(
+            {
+                table.name: self.mapping.destination(table.name)
+                for oid, table in published.items()
+                if not stored or (oid in stored and not in_conflict(stored[oid]))
+            }
+        )
+
+    def _stored(
         self,
         oid: int,
         state: TableReplicationState,
@@ -53,13 +85,13 @@ class FirstStates:
             # What was read so far knows its own schema.
             return replace(table.schema, name=state.table)
         at = state.schema_version if state.schema_version and not state.changing else None
-        known = self.store.get_table_schema(oid, at) or (None if table is None else table.schema)
-        if known is None:
+        schema = self.tables.schema_at(oid, at) or (None if table is None else table.schema)
+        if schema is None:
             return TableSchema(oid, state.table, (), ())
-        return replace(known, name=state.table)
+        return replace(schema, name=state.table)
 
-    def unknown(
-        self, tables: Collection[PublishedTable], known: Collection[TableName], *, new_slot: bool
+    def _unknown(
+        self, tables: Collection[PublishedTable], taken: Collection[TableName], *, new_slot: bool
     ) -> list[TableState]:
         """Of tables that the store does not know: by what the destination says, unless the store
         knows that table there as another one's.
@@ -71,7 +103,7 @@ class FirstStates:
         asked = [
             state
             for state in states
-            if not (new_slot or state.destination in known)
+            if not (new_slot or state.destination in taken)
             and self.destination.capabilities.keeps_position
             and self.log.latest_schema(state.schema.oid) is not None  # else never heard of
         ]
@@ -108,10 +140,10 @@ class FirstStates:
         )
         return fresh.changed(schema=schema, phase=Phase.CATCHUP, position=position)
 
-    def warn_of_loss(self, states: Collection[TableState], *, new_slot: bool) -> None:
+    def _warn_of_loss(self, states: Collection[TableState], *, new_slot: bool) -> None:
         """These tables are all that there are, but the store knew none of them. Say so if some are
-        copied that the destination has: whoever lost the store and the log, or the slot too, would
-        otherwise see no more than a long first copy."""
+        copied that the destination has: an operator who lost the store and the log, or the slot
+        too, would otherwise see only a long first copy."""
         new = [state for state in states if state.phase is Phase.INIT]
         if not new:
             return

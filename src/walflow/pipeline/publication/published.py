@@ -116,8 +116,8 @@ class Published(Closing):
             publications = self._ask(publication_oids)
             ended = self._ask(_log_position)
             before, fingerprint = fingerprint, self.fingerprint()
-            # Who alters a table keeps it locked until all see what was done. So `read` would have
-            # met a lock, or there is something new now, if that was in the log before it began.
+            # ALTER TABLE keeps the table locked until all sessions see what it did. So if that was
+            # in the log before `read` began, `read` met the lock, or there is something new now.
             if fingerprint == before:
                 return News(fingerprint, tables, began, ended, publications)
         raise PublicationChanged(
@@ -180,7 +180,7 @@ class Published(Closing):
                 another.execute("SELECT pg_cancel_backend(%s)", [session.info.backend_pid])
 
     def close(self) -> None:
-        """Who is asking just now gets ``Stopped``, as does who asks later. Repeats safely."""
+        """A call that asks just now raises ``Stopped``, as do later ones. Repeats safely."""
         self._closed = True
         deadline = time.monotonic() + _CANCEL_SECONDS
         while not self._lock.acquire(timeout=_PAUSE_SECONDS):
@@ -190,7 +190,7 @@ class Published(Closing):
                 with suppress(psycopg.Error, WalflowError):
                     self._cancel(session)
             if time.monotonic() > deadline:
-                return  # the source is out of reach; who is asking hangs up
+                return  # the source is out of reach; the call that asks closes the session
         try:
             self._hang_up()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from walflow.errors import IllegalMove
 from walflow.model import Phase, TableName
 
-__all__ = ["FOLLOWED", "MOVES", "check_move", "resumed"]
+__all__ = ["COPYING", "FOLLOWED", "MOVES", "check_move", "resumed"]
 
 _STEPS: dict[Phase, frozenset[Phase]] = {
     Phase.INIT: frozenset({Phase.DATA_SYNC}),
@@ -26,6 +26,9 @@ MOVES: dict[Phase, frozenset[Phase]] = {
     for phase, steps in _STEPS.items()
 }
 """To which phases a table can go from each."""
+
+COPYING = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.FINISHED_COPY})
+"""The phases in which the table is copied."""
 
 FOLLOWED = frozenset({Phase.CATCHUP, Phase.SYNC_DONE, Phase.READY})
 """The phases in which changes of the log are applied."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,6 +163,26 @@ class Tables:
 
     def find(self, name: TableName) -> TableState | None:
         return next((state for state in self.all() if state.name == name), None)
+
+    def schema_at(self, oid: int, position: Lsn | None) -> TableSchema | None:
+        """The stored schema of the table at a position of the log; None: the newest one."""
+        return self._store.get_table_schema(oid, position)
+
+    def store_schema(self, schema: TableSchema) -> None:
+        self._store.store_table_schema(schema)
+
+    def stored(self) -> Mapping[int, TableReplicationState]:
+        """What the store has of all tables, also of those that are not taken over yet."""
+        return self._store.get_table_replication_states()
+
+    def is_stored(self, oid: int) -> bool:
+        return self._store.get_table_replication_state(oid) is not None
+
+    def stored_destinations(self) -> Mapping[int, TableName]:
+        return self._store.get_table_mappings()
+
+    def history(self, oid: int) -> Sequence[TableReplicationState]:
+        return self._store.get_table_replication_history(oid)
 
     # Moving.
 

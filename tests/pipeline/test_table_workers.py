@@ -484,7 +484,7 @@ def test_a_table_that_catches_up_for_long_does_not_hold_up_the_others(
         assert behind.lag_seconds > max(lags)
         # The report to other processes tells the same.
         told = {behind.schema.oid: behind.position}
-        # What the shelf of b has, its lane learns a moment later.
+        # What the shelf of b has, its worker learns a moment later.
         wait_for(lambda: pipeline.status().report().behind == told, WAIT)
         go_on.set()
         catch_up(pipeline)

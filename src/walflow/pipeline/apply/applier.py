@@ -1,0 +1,328 @@
+"""A table's changes, from the change log into the destination: batch by batch, at its own pace."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from walflow.changelog import Segment
+from walflow.errors import TableMoved, WalflowError
+from walflow.evolution import NotFollowed
+from walflow.model import Lsn, TableSchema
+from walflow.pipeline.apply.batches import QUICK_RETRY_SECONDS, Batches, SegmentSlice
+from walflow.pipeline.apply.pace import Pace
+from walflow.pipeline.state.table_states import TableState
+
+__all__ = ["ApplyProgress", "Routed", "SeenSchema", "TableApplier"]
+
+_MET_SECONDS = 5.0
+"""A table that has caught up in so short a batch lags no more than others do."""
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Routed:
+    """How far the log has been handed to the tables' workers. Written by one thread only."""
+
+    upto: Lsn
+    """All of the log up to here is in the destination, or waits for a worker, or concerns no
+    table."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSchema:
+    """A schema of the table that the catalog shows."""
+
+    schema: TableSchema
+    position: Lsn
+    """All changes of former schemas are before it."""
+    since: Lsn
+    """The version of the schema that the destination's table had when the catalog was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyProgress:
+    position: Lsn
+    lag_seconds: float
+    """The age of what waits, or is being applied."""
+    verified: bool
+    """Whether the position is the destination's own word, not a note of an earlier run."""
+
+
+class TableApplier:
+    """Applies the changes of one table from its position on.
+
+    ``add``, ``see``, ``leave`` and what tells how it stands may be called from several threads;
+    ``apply`` by one at a time.
+    """
+
+    def __init__(
+        self,
+        state: TableState,
+        batches: Batches,
+        routed: Routed,
+        seen: SeenSchema | None = None,
+    ) -> None:
+        self._oid = state.schema.oid
+        self._batches = batches
+        self._routed = routed
+        self._pace = Pace(batches.run.timing.batch)
+        self._lock = threading.Lock()
+        self._waiting: list[SegmentSlice] = []
+        self._newest = Lsn(0)
+        """Where the last of them ends, or ended: what comes before it is not added again."""
+        self._oldest = 0
+        """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
+        self._applying = False
+        self._left = False
+        """Nothing more is to be applied."""
+        self._verified = False
+        """Whether the destination has been asked for its position."""
+        self._written = Lsn(0)
+        """Where the destination's table is by what it said, or was given, last; 0: it was not
+        asked. The table's position may be a later one: what comes in between does not concern
+        it."""
+        self._moved = False
+        """Whether the last batch was refused because the table was somewhere else."""
+        self._seconds = math.inf
+        """How long the last batch took."""
+        self._seen = seen
+        self._fill(state.position)
+
+    # From other threads.
+
+    def add(self, segment: Segment) -> None:
+        """A segment that has changes of the table was sealed."""
+        with self._lock:
+            if not self._left and segment.span.upto > self._newest:
+                self._append(segment)
+
+    def see(self, seen: SeenSchema) -> bool:
+        """Have the table brought to a schema that the catalog shows, once all up to its position
+        is applied; unless the table has got another one by then. False: it was left."""
+        with self._lock:
+            if not self._left:
+                self._seen = seen
+            return not self._left
+
+    def leave(self) -> SeenSchema | None:
+        """Apply nothing more than the batch that is being written. Returns the schema that the
+        table was still to be brought to."""
+        with self._lock:
+            self._left = True
+            self._waiting.clear()
+            seen, self._seen = self._seen, None
+            return seen
+
+    @property
+    def left(self) -> bool:
+        return self._left
+
+    @property
+    def sees_schema(self) -> bool:
+        """Whether the table is to be brought to a schema that the catalog shows."""
+        return self._seen is not None
+
+    @property
+    def slow(self) -> bool:
+        """Whether batches take long, though the table was once close behind the others."""
+        return _MET_SECONDS < self._seconds < math.inf
+
+    @property
+    def has_work(self) -> bool:
+        with self._lock:
+            return not self._verified or self._has_changes()
+
+    @property
+    def progress(self) -> ApplyProgress:
+        with self._lock:
+            # Read first: what is routed later may wait already.
+            routed = self._routed.upto
+            verified = self._verified and not self._left
+            if verified and not self._applying and not self._has_changes():
+                return ApplyProgress(routed, 0.0, True)
+            oldest = self._oldest
+        state = self._batches.tables.get(self._oid)
+        lag = max(0.0, time.time() - oldest / 1e6) if oldest else 0.0
+        return ApplyProgress(Lsn(0) if state is None else state.position, lag, verified)
+
+    def _has_changes(self) -> bool:
+        """Whether changes wait, or a schema that is due."""
+        return bool(self._waiting) or self._due() is not None
+
+    def _due(self) -> SeenSchema | None:
+        seen = self._seen
+        return seen if seen is not None and seen.position <= self._routed.upto else None
+
+    def _fill(self, position: Lsn) -> None:
+        self._waiting.clear()
+        self._newest = Lsn(0)
+        for segment in self._batches.log.segments(position, table=self._oid):
+            self._append(segment)
+
+    def _append(self, segment: Segment) -> None:
+        if not self._waiting and not self._applying:
+            self._oldest = segment.commit_time
+        self._waiting.append(SegmentSlice.of(segment, self._oid))
+        self._newest = segment.span.upto
+
+    # The work.
+
+    def apply(self, state: TableState) -> Lsn | None:
+        """Apply as much of what waits as goes into one batch, or bring the table to a schema that
+        the catalog shows. Returns where the table has met the others; None: not yet. Raises
+        NotFollowed."""
+        if self._batches.run.end.asked.is_set():
+            return None
+        if self.has_work:
+            # Each time: somebody may have set the table back since the last batch.
+            state = self._verify(state)
+        with self._lock:
+            if self._left:
+                return None
+            slices, self._waiting = self._waiting, []
+            seen, self._applying = self._due(), True
+            if slices:
+                self._oldest = slices[0].commit_time
+        began = time.monotonic()
+        waited = [one for one in slices if one.span.upto > state.position]
+        rest = self._apply_batch(state, waited) if waited else ()
+        if rest:
+            with self._lock:
+                self._waiting = [] if self._left else [*rest, *self._waiting]
+        elif seen is not None:
+            self._bring_to(seen)
+        met = self._met(time.monotonic() - began, took_all=not rest)
+        with self._lock:
+            self._applying = False
+            self._oldest = self._waiting[0].commit_time if self._waiting else 0
+        return met
+
+    def _apply_batch(
+        self, state: TableState, slices: Sequence[SegmentSlice]
+    ) -> Sequence[SegmentSlice]:
+        """Returns what has to wait for the next batch."""
+        count = self._pace.fitting([one.bytes for one in slices])
+        # A batch begins where the destination's table is, if the destination tells.
+        positioned = self._batches.destination.capabilities.keeps_position
+        begins = self._written if positioned else state.position
+        began = time.monotonic()
+        try:
+            applied = self._batches.apply(state, slices[:count], begins)
+        except TableMoved as moved:
+            if self._moved:
+                raise NotFollowed(f"it is not as walflow left it: {moved}") from moved
+            # The destination is asked again where the table is, and it goes on from there.
+            self._moved, self._verified = True, False
+            return slices
+        self._moved = False
+        if applied.written is not None:
+            self._written = applied.written
+        size = sum(one.bytes for one in slices[: count - len(applied.left)])
+        self._pace.took(size, time.monotonic() - began)
+        return [*applied.left, *slices[count:]]
+
+    def _bring_to(self, seen: SeenSchema) -> None:
+        with self._lock:
+            if self._seen is seen:
+                self._seen = None
+        changer, state = self._batches.schema_changer, self._state()
+        if state.schema.version == seen.since:
+            changer.follow(state, seen.schema)
+        else:
+            # The log had another schema, which may be newer than what the catalog showed.
+            changer.look_again.set()
+            _logger.debug("a table's schema is looked at again", table=str(state.name))
+
+    def _met(self, seconds: float, *, took_all: bool) -> Lsn | None:
+        """Where the table has met the others; None: not yet. ``seconds``: its batch took them;
+        ``took_all``: it left nothing of what had waited."""
+        before, self._seconds = self._seconds, seconds
+        with self._lock:
+            if self._left:
+                return None
+            if not self._waiting:
+                return self._routed.upto
+        # A busy table is never done; what it lacks now does not get much less any more.
+        met = took_all and (seconds < _MET_SECONDS or seconds > before / 2)
+        return self._state().position if met else None
+
+    def _state(self) -> TableState:
+        state = self._batches.tables.get(self._oid)
+        assert state is not None
+        return state
+
+    # Where the table is.
+
+    def _verify(self, state: TableState) -> TableState:
+        """The store's position is a hint, and what we did last may be undone: the destination
+        knows. No batch begins anywhere else."""
+        batches, log = self._batches, self._batches.log
+        if not self._verified and not self._covered(state):
+            raise NotFollowed("changes are missing in the log")
+        # First: a schema that the table was to have is asked about as one that it has.
+        state = batches.schema_changer.finish(state)
+        if batches.destination.capabilities.keeps_position:
+            applied = self._ask(state)
+            if applied is None:
+                raise NotFollowed(
+                    "the destination has no complete copy of it in the form that the settings "
+                    "ask for"
+                )
+            position = state.position if applied == self._written else applied
+            if self._written and applied != self._written:
+                _logger.warning(
+                    "someone else has set a table back, or ahead; it goes on from there",
+                    table=str(state.name),
+                    position=str(self._written),
+                    now=str(applied),
+                )
+                if applied < self._written and applied <= state.schema.version:
+                    # What a change of schema did to older rows may be undone, its columns not.
+                    raise NotFollowed("it was set back to before its columns changed")
+            if position != state.position:
+                batches.tables.update(self._oid, position=position)
+                with self._lock:
+                    if not self._left:
+                        self._fill(position)
+            # Last: until the position was told, segments may have been let go by the former one.
+            if not log.covers(self._oid, position):
+                raise NotFollowed("the log no longer has all that the destination lacks")
+            self._written = applied
+        self._verified = True
+        return self._state()
+
+    def _covered(self, state: TableState) -> bool:
+        """Whether the log has all that the destination lacks, before anything else is done. Where
+        the store's position is too old for that, the destination's may not be."""
+        log = self._batches.log
+        if log.covers(self._oid, state.position):
+            return True
+        if not self._batches.destination.capabilities.keeps_position:
+            return False
+        applied = self._ask(state)
+        return applied is not None and log.covers(self._oid, applied)
+
+    def _ask(self, state: TableState) -> Lsn | None:
+        """Where the destination's table is. A second time if it does not answer: this is asked
+        before each batch, and what a moment heals need not set the table aside."""
+        destination = self._batches.destination
+        try:
+            return destination.applied(state.destination_schema)
+        except Exception as error:
+            if isinstance(error, WalflowError) and not error.retry:
+                raise
+            if self._batches.run.end.asked.wait(QUICK_RETRY_SECONDS):
+                raise
+            _logger.warning(
+                "a table was not asked where it is; trying again",
+                table=str(state.name),
+                error=str(error),
+            )
+        return destination.applied(state.destination_schema)
