@@ -22,9 +22,9 @@ from walflow.source.catalog.published_tables import describe_relation
 from walflow.source.catalog.types import TypeCatalog
 from walflow.source.codec.cells import pad
 from walflow.source.connection import Session
-from walflow.source.stream.frames import Frames
 from walflow.source.stream.pgoutput import Decoded, Decoder, Describe
 from walflow.source.stream.relation import Relation
+from walflow.source.wire.frames import Frames
 
 Row = dict[str, Any]
 

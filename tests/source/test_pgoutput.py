@@ -21,7 +21,6 @@ from tests.source.stream import (
 from walflow.errors import NoReplicaIdentity, ProtocolError
 from walflow.model import Lsn, ReplicaIdentity
 from walflow.source.connection import Session, connect
-from walflow.source.stream.frames import LIVE_HEADER, FrameBuffer
 from walflow.source.stream.pgoutput import Decoder
 from walflow.source.stream.replication_connection import Replication, output_options
 
@@ -652,21 +651,47 @@ def random_change(connection: Session, chance: random.Random, table: str, number
     connection.execute(statement)
 
 
-def test_hand_overs_end_behind_commits() -> None:
-    buffer = FrameBuffer(LIVE_HEADER)
-    letters = "BIC" + "BIIIC" + "BI"
-    for letter in letters:
-        message = bytes(LIVE_HEADER) + letter.encode() + b"..."
-        buffer.data += message
-        buffer.lengths.append(len(message))
-    frames = buffer.cut(partial=False)
-    assert frames is not None
-    assert [frames.message(i)[:1].decode() for i in range(len(frames))] == [*"BICBIIIC"]
-    assert buffer.cut(partial=False) is None
-    rest = buffer.cut(partial=True)
-    assert rest is not None
-    assert [rest.message(i) for i in range(len(rest))] == [b"B...", b"I..."]
-    assert buffer.cut(partial=True) is None
+def test_hand_overs_end_behind_commits(any_database: Database) -> None:
+    any_database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+    with Replication(any_database.uri, application_name="test") as replication:
+        slot = f"commits_{any_database.name}"
+        start = replication.create_slot(slot).consistent_point
+        any_database.execute(
+            "INSERT INTO t VALUES (1)",
+            "INSERT INTO t SELECT generate_series(2, 4)",
+            "INSERT INTO t SELECT generate_series(5, 104)",
+        )
+        replication.start(slot, start, "p")
+        handed_over = ""
+        while not handed_over.endswith("C"):
+            frames = replication.read(1000, 10)
+            assert frames is not None
+            letters = [frames.message(place)[:1].decode() for place in range(len(frames))]
+            # What begins behind a commit waits, unless nothing else is there.
+            assert letters[-1] == "C" or "C" not in letters
+            handed_over += "".join(letters)
+            if handed_over.count("C") < 3 and handed_over[-1] == "C":
+                handed_over += " "
+        assert handed_over.replace(" ", "").replace("R", "") == "BIC" + "BIIIC" + f"B{'I' * 100}C"
+
+
+def test_keepalives_alone_do_not_fill_the_buffer(any_database: Database) -> None:
+    any_database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+    with Replication(any_database.uri, application_name="test") as replication:
+        slot = f"quiet_{any_database.name}"
+        start = replication.create_slot(slot).consistent_point
+        replication.start(slot, start, "p")
+        limit = 100
+        for _ in range(limit):
+            replication.send_status(ask_for_reply=True)
+            assert replication.read(limit, 0.01) is None
+        any_database.execute("INSERT INTO t VALUES (1)")
+        letters = ""
+        while "C" not in letters:
+            frames = replication.read(limit, 10)
+            assert frames is not None
+            letters += "".join(frames.message(place)[:1].decode() for place in range(len(frames)))
+        assert letters.replace("R", "") == "BIC"
 
 
 def test_the_walsender_sends_what_the_function_gives(

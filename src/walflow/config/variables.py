@@ -20,20 +20,21 @@ _URI = re.compile(r"[a-z][a-z0-9+.\-]*://", re.IGNORECASE)
 def filled_in(
     values: Mapping[str, Any], environment: Mapping[str, str], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The file's values, with the values of the variables in its texts.
+    """The file's values, with the variables that its texts name.
 
-    Values that ``beside`` overrides stay unchanged. One ConfigError names all missing variables.
+    What ``beside`` has too is left as it is: it counts instead. All variables that are missing
+    are told at once in one ConfigError.
     """
     missing: dict[str, list[str]] = {}
     filled = _mapping(values, environment, beside, (), missing)
     if missing:
         told = [f"{', '.join(places)}: {name}" for name, places in missing.items()]
         raise ConfigError(
-            "The settings file uses variables that are not in the environment: "
+            "The settings file names variables that the environment does not have: "
             + "; ".join(told)
             + ".",
             hint=f"Set them: {' '.join(f'export {name}=…' for name in missing)} "
-            "(write $${ for a literal ${).",
+            "(write $${ where a ${ is meant as it stands).",
         )
     return filled
 
@@ -69,7 +70,7 @@ def _value(
         name = found[1]
         if name is None:
             return "$"
-        # An empty variable counts as not set, as everywhere.
+        # Empty variables say nothing, as everywhere.
         text = environment.get(name) if _NAME.fullmatch(name) else None
         if not text:
             missing.setdefault(name, []).append(".".join(path))
@@ -78,7 +79,7 @@ def _value(
             return quote(text, safe="")
         if path[-1] == "uri" and "://" not in value and "=" in value:
             given = conninfo_value(text)
-            # If the file has the quotes already, only the text between them is inserted.
+            # Whoever wrote the quotes himself gets what belongs between them.
             return given if value[: found.start()].endswith("=") else given[1:-1]
         return text
 
@@ -86,8 +87,8 @@ def _value(
 
 
 def _is_encoded(text: str, at: int) -> bool:
-    """Whether the place is a part of a URI in which special characters must be percent-encoded:
-    user and password, or the parameters."""
+    """Whether this place of a text is one of a URI where other characters than letters and digits
+    have to be percent-encoded: user and password, or the parameters."""
     begin = _URI.match(text)
     if begin is None or at < begin.end():
         return False

@@ -15,8 +15,8 @@ from walflow.changelog import ChangeLog, SegmentWriter
 from walflow.errors import SourceError
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
-from walflow.source.stream.frames import Frames
 from walflow.source.stream.pgoutput import Decoded, Decoder
+from walflow.source.wire.frames import Frames
 
 __all__ = ["LogWriter", "SegmentLimits"]
 

@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 PADDING = 8
-"""Zero bytes behind the data, so that eight-byte reads at any position stay inside the buffer."""
+"""Bytes behind the data, so that eight-byte reads at any position stay inside the buffer."""
 
 
 def pad(data: bytes | bytearray) -> Bytes:
@@ -39,6 +39,8 @@ class Cells:
     end: Positions
     valid: npt.NDArray[np.bool_] | None = None
     """None: every cell has a value. Where False, start equals end."""
+    stride: int | None = None
+    """The bytes from each start to the next, where they are known to be the same."""
 
     def __len__(self) -> int:
         return len(self.start)

@@ -44,6 +44,11 @@ def read_fixed(cells: Cells, dtype: str, skip: int = 0) -> npt.NDArray[Any]:
     Rows without a value, or with a shorter one, get whatever lies there: the buffer's padding
     keeps the read inside it.
     """
+    if cells.stride is not None and len(cells):
+        each: npt.NDArray[Any] = np.ndarray(
+            (len(cells),), ">" + dtype, cells.data, int(cells.start[0]) + skip, (cells.stride,)
+        )
+        return each.astype(dtype)
     last = len(cells.data) - np.dtype(dtype).itemsize
     anywhere: npt.NDArray[Any] = np.ndarray((last + 1,), ">" + dtype, cells.data, strides=(1,))
     start = np.minimum(cells.start + skip, last) if skip else cells.start
@@ -95,7 +100,7 @@ def boolean_from_text(cells: Cells) -> Converted:
 
 
 def boolean_from_binary(cells: Cells) -> Converted:
-    return _booleans(cells, cells.data[cells.start] != 0)
+    return _booleans(cells, read_fixed(cells, "u1") != 0)
 
 
 def _skip(cells: Cells, count: int) -> Cells:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from walflow.config import TypeSettings
@@ -26,6 +27,7 @@ __all__ = [
     "Converted",
     "arrow_type",
     "becomes_text",
+    "binary_width",
     "copy_expression",
     "from_binary",
     "from_text",
@@ -62,6 +64,16 @@ _FLOATS = {700: "f4", 701: "f8"}
 _TEMPORAL = {1082: temporal.DATE, 1114: temporal.TIMESTAMP, 1184: temporal.TIMESTAMPTZ}
 _RAW_TEXT = {25, 1042, 1043, 19, 114}
 """text, bpchar, varchar, name, json: their send functions send what their output prints."""
+
+_WIDTHS = {
+    _BOOL: 1,
+    _UUID: 16,
+    **{
+        base: np.dtype(kind).itemsize
+        for kinds in (_INTEGERS, _FLOATS, {base: one.dtype for base, one in _TEMPORAL.items()})
+        for base, kind in kinds.items()
+    },
+}
 
 _SPARK_TYPES = {
     _BOOL: "boolean",
@@ -162,6 +174,11 @@ def from_binary(column: Column, cells: Cells) -> Converted:
     """Cells as COPY BINARY of ``copy_expression`` gives them; the same result as from_text."""
     converter = _binary_converter(column.type, column.spark_type)
     return from_text(column, cells) if converter is None else converter(cells)
+
+
+def binary_width(column: Column) -> int | None:
+    """How many bytes each value has in binary form; None: that depends on the value."""
+    return _WIDTHS.get(column.type.base)
 
 
 Converter = Callable[[Cells], Converted]

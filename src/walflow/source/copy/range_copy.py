@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +19,11 @@ import pyarrow.parquet as parquet
 from psycopg import sql
 
 from walflow.errors import PublicationChanged, SnapshotLost
-from walflow.model import Column, TableName, TableSchema
-from walflow.source.codec.cells import Cells
-from walflow.source.codec.sparse import EXACT_TYPE, overflow_map
-from walflow.source.codec.values import from_binary
+from walflow.model import TableName, TableSchema
+from walflow.source.codec.sparse import EXACT_TYPE
 from walflow.source.connection import Session, connect, lift_timeouts, source_error
-from walflow.source.copy.copy_out import Piece, copy_out
+from walflow.source.copy.binary_rows import rows_to_arrow
+from walflow.source.copy.copy_out import copy_out
 
 __all__ = [
     "CopiedFile",
@@ -126,14 +123,14 @@ def copy_queries(
         for query in queries:
             copying = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
             doing = f"copy {schema.name}"
-            for piece in copy_out(connection, copying, doing, piece_bytes=_PIECE_BYTES):
-                batch = _to_arrow(schema.columns, piece)
+            for copied in copy_out(connection, copying, doing, piece_bytes=_PIECE_BYTES):
+                batch = rows_to_arrow(schema.columns, copied)
                 batch = batch if keep is None else keep(batch)
                 if not batch.num_rows:
                     continue
                 if file is None:
                     file = _CopyFile(unfinished)
-                file.add(batch, len(piece.data))
+                file.add(batch, copied.size)
                 rows += batch.num_rows
                 if progress is not None:
                     progress(rows)
@@ -259,34 +256,3 @@ def _widen(writer: parquet.ParquetWriter, path: Path) -> parquet.ParquetWriter:
             wide.write_table(table.append_column("_exact", pa.nulls(table.num_rows, EXACT_TYPE)))
     narrow.unlink()
     return wide
-
-
-def _to_arrow(columns: tuple[Column, ...], piece: Piece) -> pa.RecordBatch:
-    data = piece.data
-    int32: npt.NDArray[np.int32] = np.ndarray((len(data) - 3,), ">i4", data, strides=(1,))
-    at = piece.start + 2
-    arrays = []
-    overflow = {}
-    for column in columns:
-        length = int32[at].astype(np.int64)
-        at = at + 4
-        valid: npt.NDArray[np.bool_] | None = length >= 0
-        if valid is not None and valid.all():
-            valid = None
-        else:
-            length = np.maximum(length, 0)
-        end = at + length
-        converted = from_binary(column, Cells(data, at, end, valid))
-        arrays.append(converted.values)
-        if converted.overflow is not None:
-            overflow[column.name] = converted.overflow
-        at = end
-    names = [column.name for column in columns]
-    texts = overflow_map(overflow)
-    if not columns:
-        # By nothing else could rows of a table without columns be counted.
-        texts = pa.nulls(len(piece.start), EXACT_TYPE)
-    if texts is not None:
-        arrays.append(texts)
-        names.append("_exact")
-    return pa.RecordBatch.from_arrays(arrays, names=names)

@@ -23,8 +23,8 @@ from walflow.source.closing import Closing
 from walflow.source.codec.values import SESSION_OPTIONS
 from walflow.source.connection import Session, connect, lift_timeouts, source_errors
 from walflow.source.copy.copy_out import PreparationTimeout, copy_out
-from walflow.source.stream.frames import Frames
 from walflow.source.stream.replication_connection import output_options
+from walflow.source.wire.frames import Frames
 
 __all__ = ["Backlog", "advance_slot", "backlog_bytes"]
 
@@ -96,7 +96,7 @@ class Backlog(Closing):
         limit = min(upto, Lsn(began + _CHUNK_LOG_BYTES))
         messages = 0
         try:
-            for piece in copy_out(
+            for rows in copy_out(
                 self._connection,
                 self._query(limit),
                 "read the log in bulk",
@@ -104,8 +104,8 @@ class Backlog(Closing):
                 first_row_seconds=_FIRST_ROW_SECONDS,
                 cancelled=cancelled,
             ):
-                messages += len(piece)
-                yield Frames(piece.data, piece.start + _ROW_HEADER, piece.end)
+                messages += len(rows)
+                yield Frames(rows.data, rows.start + _ROW_HEADER, rows.end)
         except PreparationTimeout:
             self.exhausted = True
             return

@@ -19,10 +19,10 @@ from walflow.errors import NoReplicaIdentity, ProtocolError
 from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.source.codec.cells import Positions
 from walflow.source.codec.sparse import names_list, overflow_map
-from walflow.source.stream.frames import Frames
-from walflow.source.stream.protocol import POSTGRES_EPOCH
 from walflow.source.stream.relation import Relation, parse_relation
 from walflow.source.stream.tuples import Image, changed_keys, table_columns, walk
+from walflow.source.wire.frames import Frames
+from walflow.source.wire.protocol import POSTGRES_EPOCH
 
 __all__ = ["Decoded", "Decoder", "Describe", "TableBatch"]
 

@@ -1,8 +1,8 @@
 """The replication connection: slots, and the live stream of the walsender.
 
 It stands on psycopg's binding of libpq, so TLS, authentication and every connection parameter
-are libpq's own; how the stream itself comes in is the transport's business. The stream is read by
-one thread, which does nothing else: replies to keepalives leave on time however slow decoding, the
+are libpq's own; the wire reader says how the stream itself comes in. The stream is read by one
+thread, which does nothing else: replies to keepalives leave on time however slow decoding, the
 disk or a destination may be.
 """
 
@@ -25,11 +25,11 @@ from walflow.model import Lsn, quote_identifier
 from walflow.source.closing import Closing
 from walflow.source.codec.values import SESSION_OPTIONS
 from walflow.source.connection import connect, source_errors
-from walflow.source.stream.frames import Frames
-from walflow.source.stream.protocol import POSTGRES_EPOCH
-from walflow.source.stream.refusals import refusal
+from walflow.source.stream.live_stream import LiveStream
 from walflow.source.stream.slots import require_failover
-from walflow.source.stream.transport import Transport, open_transport
+from walflow.source.wire.frames import Frames
+from walflow.source.wire.protocol import POSTGRES_EPOCH
+from walflow.source.wire.refusals import refusal
 
 __all__ = ["CreatedSlot", "Replication", "output_options"]
 
@@ -64,7 +64,7 @@ class Replication(Closing):
             replication="database",
         )
         self._pgconn = self._connection.pgconn
-        self._transport: Transport | None = None
+        self._live: LiveStream | None = None
         self._last_status = 0.0
         self._position = Lsn(0)
         self.durable = Lsn(0)
@@ -79,8 +79,8 @@ class Replication(Closing):
 
     def close(self) -> None:
         """End the connection at once. Repeats safely."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._live is not None:
+            self._live.close()
         self._connection.close()
 
     def create_slot(
@@ -159,27 +159,25 @@ class Replication(Closing):
         )
         command = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position} ({options})"
         self.durable = self._position = position
-        self._transport = open_transport(
-            self._pgconn, command, f"read the slot {slot}", self._keepalive
-        )
+        self._live = LiveStream(self._pgconn, command, f"read the slot {slot}", self._keepalive)
         self.send_status()
 
     @property
-    def _stream(self) -> Transport:
-        if self._transport is None:
+    def _stream(self) -> LiveStream:
+        if self._live is None:
             raise ConnectionLost("the replication stream has not begun")
-        return self._transport
+        return self._live
 
     @property
     def received(self) -> Lsn:
         """The newest position seen in a message."""
-        seen = Lsn(0) if self._transport is None else self._transport.received
+        seen = Lsn(0) if self._live is None else self._live.received
         return max(seen, self._position)
 
     def read(self, max_bytes: int, seconds: float) -> Frames | None:
         """Collect messages until ``max_bytes`` are there or the time is over.
 
-        Gives what is complete (see FrameBuffer), or None. Raises ConnectionLost when the server
+        Gives what is complete (see LiveStream.cut), or None. Raises ConnectionLost when the server
         ended the stream.
         """
         deadline = time.monotonic() + seconds
@@ -205,7 +203,7 @@ class Replication(Closing):
         self.heard_at = time.monotonic()
         if reply:
             self.reply_asked = True
-            if self._transport is not None:
+            if self._live is not None:
                 self.send_status()
 
     @property

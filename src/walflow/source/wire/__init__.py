@@ -1,0 +1,1 @@
+"""Postgres's wire protocol: reading what a server sends in large pieces."""
