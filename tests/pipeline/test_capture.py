@@ -477,7 +477,7 @@ def test_an_idle_stream_is_one_that_came_on(own_shop: Database, tmp_path: Path) 
         lines.clear()
         scalar(own_shop.uri, "SELECT pg_terminate_backend(%s)", pid)
         capture.wait(lambda: walsender(own_shop) not in (pid, None))
-        assert "the source's stream ended; connecting anew" in [line["event"] for line in lines]
+        assert "the source's stream ended; connecting again" in [line["event"] for line in lines]
         attempts = [line["attempt"] for line in lines if "attempt" in line]
         assert attempts == list(range(1, len(attempts) + 1))
 

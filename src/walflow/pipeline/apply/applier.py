@@ -272,20 +272,19 @@ class TableApplier:
             applied = self._ask(state)
             if applied is None:
                 raise NotFollowed(
-                    "the destination has no complete copy of it in the form that the settings "
-                    "ask for"
+                    "the destination has no complete copy of it in the mode of the settings"
                 )
             position = state.position if applied == self._written else applied
             if self._written and applied != self._written:
                 _logger.warning(
-                    "someone else has set a table back, or ahead; it goes on from there",
+                    "a table's position was changed by something else; it resumes there",
                     table=str(state.name),
                     position=str(self._written),
                     now=str(applied),
                 )
                 if applied < self._written and applied <= state.schema.version:
                     # What a change of schema did to older rows may be undone, its columns not.
-                    raise NotFollowed("it was set back to before its columns changed")
+                    raise NotFollowed("it was restored to before its columns changed")
             if position != state.position:
                 batches.tables.update(self._oid, position=position)
                 with self._lock:

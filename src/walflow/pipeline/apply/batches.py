@@ -150,7 +150,7 @@ class Batches:
                 if len(keys) > 1:
                     raise NotFollowed("its key changed in the middle of what was written at once")
                 if min(file.version for file in unapplied) < state.schema.version:
-                    raise NotFollowed("it was set back to before its key changed")
+                    raise NotFollowed("it was restored to before its key changed")
                 key = keys.pop()
             files += unapplied
         return self._batch(files, schemas, slices, len(slices))
@@ -187,7 +187,7 @@ class Batches:
             # comes after the table's position and is of an earlier version has the schema there.
             return replace(there, version=version)
         unknown = next(column for column in schema.columns if not column.attnum)
-        raise NotFollowed(f"it cannot be told which column {unknown.name} is")
+        raise NotFollowed(f"it is not known which column {unknown.name} is")
 
     def _is_past(self, state: TableState, segment_slice: SegmentSlice, file: LogFile) -> bool:
         """Whether it has only rows that the destination has.

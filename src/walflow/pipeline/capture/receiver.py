@@ -133,7 +133,7 @@ class Receiver:
             if not (came_on and self._can_retry(error)):
                 raise
             self._metrics.worker_failed("receive", error)
-            _logger.warning("the source's stream ended; connecting anew", error=str(error))
+            _logger.warning("the source's stream ended; connecting again", error=str(error))
 
     def _follow_published(self) -> None:
         try:

@@ -50,7 +50,7 @@ def check_plan(
     if max(done.position for done in finished) > position:
         raise StartOver("it was read under a newer snapshot")
     if not plan.schema.same_columns(table.schema):
-        raise StartOver("the table has another form now")
+        raise StartOver("the table has another schema now")
     if plan.row_filter != table.row_filter:
         raise StartOver("the row filter has changed")
     if not plan.membership.continues(table.membership):
@@ -90,7 +90,7 @@ def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> l
     if any(lsn >= after for lsn, _ in truncates):
         raise StartOver("the table was truncated")
     if not all(log.schema(oid, file.version).same_schema(table.schema) for file in files):
-        raise StartOver("the table had another form meanwhile")
+        raise StartOver("the table had another schema meanwhile")
     return files
 
 

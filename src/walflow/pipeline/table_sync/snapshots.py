@@ -144,7 +144,7 @@ class Snapshots:
         held = self._make()
         table = self._described(held, oid)
         if not _serves(held, table) or not self._count(held):
-            raise PublicationChanged(f"{table.name} was published anew while its copy began")
+            raise PublicationChanged(f"{table.name} was published again while its copy began")
         return held, table
 
     def _count(self, held: _Held) -> bool:

@@ -304,7 +304,7 @@ class _Reading:
         self._copy.remove_others(done.file.name for done in finished.values() if done.file)
         self._finished = finished
         _logger.info(
-            "a copy goes on",
+            "a copy resumes",
             table=str(self._table.name),
             ranges=len(plan.ranges),
             finished=len(finished),
