@@ -66,9 +66,8 @@ class Evolution:
     widened: tuple[tuple[Column, Column], ...] = ()
     """Columns whose type holds all that the former one did, with the same values."""
     missing: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """By name, the values of added columns in rows from before them, as Python has them; null for
-    those that are not named. Whoever hands an evolution on puts them in: ``evolution`` knows only
-    their texts."""
+    """By name, the Python values that older rows get in added columns; null for columns that are
+    not named. The caller adds them, because ``evolution`` knows only their texts."""
 
     @property
     def key_changed(self) -> bool:

@@ -98,7 +98,7 @@ class ChangeType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeStats:
-    """What a stretch of one table's changes holds, and so how it must be applied.
+    """What some changes of one table contain, and so how they must be applied.
 
     Statistics add up: ``a + b`` are those of both together.
     """
@@ -307,7 +307,7 @@ class TableSchema:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The stretch ``(after, upto]`` of the log; both ends are ends of transactions."""
+    """The part ``(after, upto]`` of the log; both ends are ends of transactions."""
 
     after: Lsn
     upto: Lsn

@@ -31,7 +31,7 @@ from walflow.errors import NoReplicaIdentity
 from walflow.model import Phase
 from walflow.testing.postgres import EmbeddedPostgres
 
-_CUTS = Path(__file__).parents[2] / "docs" / "assets"
+_ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 _WALFLOW = Path(sys.executable).parent / "walflow"
 _COLUMNS, _LINES = 96, 34
 _SECONDS = 180
@@ -51,8 +51,8 @@ ANALYZE;
 
 
 def main() -> None:
-    """Makes all of them; takes a minute or two."""
-    _CUTS.mkdir(parents=True, exist_ok=True)
+    """Make all pictures; takes a minute or two."""
+    _ASSETS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="wf") as folder:
         # A server that root starts runs as another user.
         Path(folder).chmod(0o755)
@@ -73,7 +73,7 @@ def _demo(folder: Path) -> None:
 
 
 def _copying(screen: str) -> int:
-    """How many tables are neither at the beginning nor at the end of their copy."""
+    """How many tables are in the middle of their copy."""
     return len(re.findall(r"\b[1-9]\d?%", screen))
 
 
@@ -86,7 +86,7 @@ def _rate(screen: str) -> tuple[bool, int]:
 
 
 def _screens(written: str) -> Iterator[str]:
-    """What could be seen: each time before something was drawn over, and at the end."""
+    """The screens that were visible: each before it was drawn over, and the last one."""
     lines = [""]
     drawn = False
     for piece in _MOVES.split(written):
@@ -121,7 +121,7 @@ def _own_postgres(folder: Path) -> None:
             str(Path.home()): "~",
             f" on {socket.gethostname()}": " on host",
         }
-        # The table of events has no key yet: what to do about it is worth a picture.
+        # The table of events has no key yet, so the picture shows an error with its hint.
         shown = _run(["check", *ends, "--create-publication"], code=NoReplicaIdentity.exit_code)
         _draw("check.svg", shlex.join(["walflow", "check", *told]), _last(shown), plain)
         with postgres.connect("shop") as connection:
@@ -167,7 +167,7 @@ def _last(written: str) -> str:
 
 
 def _run(arguments: list[str], code: int = 0) -> str:
-    """What the command writes to a terminal, from its beginning to its end."""
+    """All that the command writes to a terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -203,7 +203,7 @@ def _draw(name: str, title: str, shown: str, plain: Mapping[str, str]) -> None:
     svg = console.export_svg(title=title, unique_id=Path(name).stem)
     # Fonts from elsewhere would be asked for by every reader.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    (_CUTS / name).write_text(svg, encoding="utf-8")
+    (_ASSETS / name).write_text(svg, encoding="utf-8")
     print(f"{name}: {len(svg) // 1024} KiB")
 
 

@@ -16,11 +16,11 @@ _CERTIFICATES = ("sslrootcert", "sslcert")
 
 @contextlib.contextmanager
 def in_files(parameters: Mapping[str, str | None]) -> Iterator[dict[str, str | None]]:
-    """libpq's parameters, with the name of a file where there is the text of a certificate.
+    """libpq's parameters, with the texts of certificates replaced by names of files.
 
-    The files are there inside the block only, and for this user alone: libpq reads them while it
-    connects. That is so in every process that connects, also in those of Spark's executors, which
-    are given the text and need no file of the driver's.
+    The files exist only inside the block, and only for this user: libpq reads them when it
+    connects. Every process that connects makes its own, also on Spark's executors, so they need
+    no files of the driver.
     """
     texts = {name: text for name in _CERTIFICATES if is_pem(text := parameters.get(name) or "")}
     if not texts:

@@ -48,8 +48,8 @@ def all_paths() -> list[tuple[str, ...]]:
 
 
 def section_at(path: Iterable[str]) -> type[BaseModel] | None:
-    """The section of this path; an empty one is all settings. Where names of the user's have a
-    section each, the name, dots and all, is one part."""
+    """The section at this path; the empty path is all settings. A name that the user chose is one
+    part of a path, even if it contains dots."""
     model: type[BaseModel] | None = Settings
     parts = iter(path)
     for key in parts:
@@ -64,7 +64,7 @@ def section_at(path: Iterable[str]) -> type[BaseModel] | None:
 
 
 def _section_of_each(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The section that every name in this mapping has, if it is a mapping to sections."""
+    """The section of each name in this mapping, if it is a mapping to sections."""
     field = _field(model, key)
     if field is None or get_origin(field.annotation) is not dict:
         return None
@@ -91,8 +91,8 @@ def in_sections(values: Mapping[str, Any]) -> dict[str, Any]:
 def values_as_sections(
     values: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
-    """Where something else stands than a section should. Laid over each other, the layers of
-    settings would not show it: the other one's section would be all that is left."""
+    """The paths where a layer has another value in place of a section. After the layers are
+    merged, this could not be seen any more."""
     section = section_at(path)
     for key, kind in ({} if section is None else keys_of(section)).items():
         if kind is None or key not in values:

@@ -20,21 +20,20 @@ _URI = re.compile(r"[a-z][a-z0-9+.\-]*://", re.IGNORECASE)
 def filled_in(
     values: Mapping[str, Any], environment: Mapping[str, str], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The file's values, with the variables that its texts name.
+    """The file's values, with the values of the variables in its texts.
 
-    What ``beside`` has too is left as it is: it counts instead. All variables that are missing
-    are told at once in one ConfigError.
+    Values that ``beside`` overrides stay unchanged. One ConfigError names all missing variables.
     """
     missing: dict[str, list[str]] = {}
     filled = _mapping(values, environment, beside, (), missing)
     if missing:
         told = [f"{', '.join(places)}: {name}" for name, places in missing.items()]
         raise ConfigError(
-            "The settings file names variables that the environment does not have: "
+            "The settings file uses variables that are not in the environment: "
             + "; ".join(told)
             + ".",
             hint=f"Set them: {' '.join(f'export {name}=…' for name in missing)} "
-            "(write $${ where a ${ is meant as it stands).",
+            "(write $${ for a literal ${).",
         )
     return filled
 
@@ -70,7 +69,7 @@ def _value(
         name = found[1]
         if name is None:
             return "$"
-        # Empty variables say nothing, as everywhere.
+        # An empty variable counts as not set, as everywhere.
         text = environment.get(name) if _NAME.fullmatch(name) else None
         if not text:
             missing.setdefault(name, []).append(".".join(path))
@@ -79,7 +78,7 @@ def _value(
             return quote(text, safe="")
         if path[-1] == "uri" and "://" not in value and "=" in value:
             given = conninfo_value(text)
-            # Whoever wrote the quotes himself gets what belongs between them.
+            # If the file has the quotes already, only the text between them is inserted.
             return given if value[: found.start()].endswith("=") else given[1:-1]
         return text
 
@@ -87,8 +86,8 @@ def _value(
 
 
 def _is_encoded(text: str, at: int) -> bool:
-    """Whether this place of a text is one of a URI where other characters than letters and digits
-    have to be percent-encoded: user and password, or the parameters."""
+    """Whether the place is a part of a URI in which special characters must be percent-encoded:
+    user and password, or the parameters."""
     begin = _URI.match(text)
     if begin is None or at < begin.end():
         return False

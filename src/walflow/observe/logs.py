@@ -56,8 +56,8 @@ def configure_if_nobody_has() -> None:
     """For callers from Python: of walflow's own events only warnings and errors, on stderr, as of
     any library. The caller's events stay as structlog shows them.
 
-    structlog by itself would print all, debug lines too, on stdout. Whoever has configured it,
-    by ``configure`` or otherwise, has it as it is.
+    structlog by itself would print all lines, also of level debug, on stdout. A configuration that
+    was made before, by ``configure`` or otherwise, stays.
     """
     if structlog.is_configured():
         return

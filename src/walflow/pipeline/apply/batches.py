@@ -192,8 +192,8 @@ class Batches:
     def _is_past(self, state: TableState, segment_slice: SegmentSlice, file: LogFile) -> bool:
         """Whether it has only rows that the destination has.
 
-        A segment may begin before the table's position. What gave the table its schema there shut
-        out whoever still wrote a former one.
+        A segment may begin before the table's position. The ALTER that gave the table its schema
+        there had a lock, so no older schema was written after it.
         """
         if segment_slice.span.after >= state.position:
             return False

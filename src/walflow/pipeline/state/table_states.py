@@ -260,9 +260,9 @@ class Tables:
             return changed
 
     def forget_positions(self) -> None:
-        """What any table has reached means nothing any more; all start over, those too that only
-        the store knows yet. Before the source gives out positions of another history: whoever is
-        killed in between must not take the former ones for these."""
+        """Start all tables over, also those that only the store knows yet, because their positions
+        mean nothing any more. Called before the source gives positions of another history: after
+        a kill in between, old positions must not be taken for new ones."""
         now = time.time()
         stored = {
             oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), changing=False)

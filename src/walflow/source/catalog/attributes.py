@@ -17,9 +17,9 @@ from walflow.source.connection import Session
 
 __all__ = ["Attribute", "Attributes", "missing_array", "read_attributes", "with_missing"]
 
-# One statement, hence one picture: which files belong to which columns must be certain. It locks
-# nothing, and waits for nobody who alters the table. Only relations with rows have files and
-# missing values; partitions have their root's columns, by name, under numbers of their own.
+# One statement sees one state, so that files and columns belong together. It takes no locks, and
+# does not wait for sessions that alter the table. Only relations with rows have files and missing
+# values; partitions have their root's columns, by name, with their own numbers.
 _ATTRIBUTES = """
 WITH RECURSIVE
   relation (root, oid, kind, filenode) AS (

@@ -75,8 +75,8 @@ SELECT root, t.relid::oid, t.parentrelid::oid, c.relkind = 'p', link.xmin::text:
  WHERE t.level > 0
 """
 
-# Which entry it is does not matter, as long as it stays the same. A column's row is written by
-# whoever alters it, but not by TRUNCATE and the like.
+# Any entry will do, as long as it stays the same. ALTER writes a column's row, TRUNCATE and the
+# like do not.
 _FILES = """
 SELECT root, c.oid, c.relfilenode, c.reltoastrelid,
        coalesce((SELECT min(oid::int8) FROM pg_publication_rel WHERE prrelid = c.oid), 0),
@@ -102,9 +102,9 @@ INSIDE_TYPE = """
 """From the types ``t`` (in ``pg_type``) to those that they are made of, one step: through domains,
 arrays, ranges and composites."""
 
-# A domain's and a range's parts never change. What was altered and altered back counts too: the log
-# may have texts of the time in between. A label's row is written by whoever renames it, and an
-# attribute that was dropped stays in the catalog, with 0 as its type.
+# The parts of domains and ranges never change. A type that was altered and altered back counts as
+# changed, because the log may have texts of the time in between. Renaming a label writes its row.
+# A dropped attribute stays in the catalog, with 0 as its type.
 _TYPE_FACTS = f"""
 WITH RECURSIVE part (root, oid) AS (
        SELECT oid, oid FROM unnest(%s::oid[]) AS oid WHERE oid >= 16384

@@ -231,10 +231,10 @@ def chosen_publication(
 ) -> str:
     """The publication of a pipeline whose settings name none.
 
-    It is the one that the pipeline began with: ``noted`` beside its log, or found out. One that
-    has ``begun`` (or has its slot) before there were notes began with FORMER_NAME, whoever made
-    that. A new one follows FORMER_NAME only if it was made by hand: one that was made for another
-    pipeline goes with that.
+    It is the one that the pipeline began with: ``noted`` beside its log, or found out. A pipeline
+    that has ``begun`` (or has its slot) before there were notes began with FORMER_NAME. A new one
+    follows FORMER_NAME only if that was not created by walflow: a publication of another pipeline
+    is dropped with that pipeline.
     """
     if noted is not None:
         return noted

@@ -2,9 +2,9 @@
 
 A temporary copy of the slot serves as the read cursor. Each chunk is one
 ``COPY (SELECT data FROM pg_logical_slot_get_binary_changes(…)) TO STDOUT``: the server decodes a
-stretch of the log at once and sends it without a system call a message. The main slot moves on
-only over what is durable, so a crash at any point repeats, and never skips. Where the bulk path
-ends (always behind a commit) the walsender takes over at exactly that position.
+part of the WAL at once and sends it without a system call a message. The main slot advances only
+over durable changes, so a crash at any point causes a repeat, and never a gap. Where the bulk path
+ends (always after a commit), the walsender continues at exactly that position.
 
 It does not suit everything: the server materialises a chunk before it sends the first row, and
 begins each chunk at the oldest running transaction. So a transaction that takes the server too
@@ -88,9 +88,9 @@ class Backlog(Closing):
         self._connection.close()
 
     def chunk(self, upto: Lsn, max_bytes: int, cancelled: Callable[[], bool]) -> Iterator[Frames]:
-        """Read the next stretch of the log, to about ``upto``, in hand-overs of ``max_bytes``.
+        """Read the next part of the WAL, to about ``upto``, in pieces of ``max_bytes``.
 
-        The last one ends behind a commit. Sets ``exhausted`` when this way gives nothing more.
+        The last piece ends after a commit. Sets ``exhausted`` when there is no more.
         """
         began, _ = self._cursor_position()
         limit = min(upto, Lsn(began + _CHUNK_LOG_BYTES))
