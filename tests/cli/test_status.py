@@ -133,7 +133,7 @@ def test_what_programs_read(store: Store, log: Path, capsys: pytest.CaptureFixtu
     assert set(read["holder"]) == {"host", "pid", "lease_seconds_left"}
     assert set(read["report"]) == {
         "at", "wal_end", "wal_end_number", "log_end", "log_end_number", "applied",
-        "applied_number", "lag_bytes", "lag_seconds",
+        "applied_number", "lag_bytes", "lag_seconds", "batches",
     }  # fmt: skip
     assert (read["report"]["wal_end"], read["report"]["wal_end_number"]) == ("0/3000", 0x3000)
     assert (read["pipeline"], read["running"], read["set_aside"]) == ("shop", True, 3)

@@ -19,7 +19,8 @@ from tests.destinations.reference import ALL_TYPES, Source, assert_same, copy_of
 from walflow.destinations.delta import DeltaFormat, table_folder, table_identifier
 from walflow.destinations.delta.tables import SESSION_CONF
 from walflow.destinations.lake import LakeDestination, Owner
-from walflow.destinations.lake.format import Compacted, Compaction
+from walflow.destinations.lake.engines import SparkEngine
+from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.owner import Stamp
 from walflow.destinations.lake.sessions import lake_session
 from walflow.errors import DestinationError, DestinationForeign
@@ -277,11 +278,9 @@ def test_versions_and_maintenance(
     as_of = format.as_of(schema.name, two[schema.name])
     assert session.sql(f"SELECT id FROM {as_of}").count() == 2
     # What somebody else does says no position, and takes none away.
-    stamp = Stamp(OWNER, positions[-1])
-    done = format.compact(session, schema.name, Compaction(50, 1 << 20), stamp)
-    assert done is Compacted.NOTHING
-    done = format.compact(session, schema.name, Compaction(2, 1 << 20), stamp)
-    assert done is Compacted.UNSTAMPED
+    stamp, engine = Stamp(OWNER, positions[-1]), SparkEngine(format)
+    assert not engine.compact(session, schema.name, Compaction(50, 1 << 20), stamp)
+    assert engine.compact(session, schema.name, Compaction(2, 1 << 20), stamp)
     assert len(session.table(format.identifier(schema.name)).inputFiles()) == 1
     assert delta_lake(spark, warehouse).applied(schema) == positions[-1]
     format.remove_orphans(session, schema.name, datetime.now(UTC))

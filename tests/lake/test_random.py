@@ -11,17 +11,20 @@ import json
 import os
 import random
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conftest import Database
+from tests.lake.both_engines import BothEngines, assert_engines_agree
 from tests.lake.crashing import Crash, Crashes
 from tests.lake.equality import CURRENT, NOT_DELETED, TOLD_LAST, Lake, Sought, differences
 from tests.lake.generating import TABLES, Generator
 from tests.pipeline.running import QUICK, running, settings_for
 from walflow.config import Settings
+from walflow.destinations.base import Destination
 from walflow.failpoints import set_failpoints
 from walflow.pipeline.pipeline import Pipeline
 
@@ -72,23 +75,28 @@ def test_at_random(
     generator.make()
     database.execute(f"CREATE PUBLICATION walflow FOR TABLE {', '.join(t.name for t in TABLES)}")
     lake, crashes = Lake(spark, settings), Crashes(monkeypatch)
+    # Both engines write the same story, and end equal.
+    both = partial(BothEngines, spark, settings) if lake_format == "iceberg" else lambda: None
     # What keeps the past keeps columns with it, a history always and others when copied again.
     keeps = None if "mode" in plan else ()
     sought = [Sought(t.name) for t in TABLES if t.name != "modal"] + [Sought("modal", rows, keeps)]
     for burst in range(BURSTS):
         happened = "it was stopped"
         if chance.random() < 0.7:
-            happened = crash(settings, spark, generator, crashes, chance)
+            happened = crash(settings, spark, generator, crashes, chance, both())
         else:
             generator.run(TRANSACTIONS // 2)
         point = chance.choice(FAILPOINTS)
         set_failpoints(f"{point}@{chance.choice((1, 1, 2, 5))}=raise")
-        with running(settings, spark, caught_up=False) as pipeline:
+        with running(settings, spark, caught_up=False, destination=both()) as pipeline:
             generator.run(TRANSACTIONS // 2)
             assert pipeline.wait_until(pipeline.source_position(), WAIT), pipeline.status()
             set_failpoints("")
             found = differences(database, lake, sought)
             assert not found, f"seed {seed}, burst {burst}: after {happened}, {point}: {found}"
+            if lake_format == "iceberg":
+                mirrored = [t.name for t in TABLES if t.name != "modal"]
+                assert_engines_agree(lake, settings, mirrored)
     print(f"{generator.transactions} transactions, {generator.forms} changes of form")
 
 
@@ -98,10 +106,11 @@ def crash(
     generator: Generator,
     crashes: Crashes,
     chance: random.Random,
+    destination: Destination | None,
 ) -> str:
     """Run until a crash at a random step, or until all is done; where it was."""
     with crashes.after(chance.choice((chance.randrange(12), chance.randrange(50)))):
-        pipeline = Pipeline(settings, spark=spark, timing=QUICK)
+        pipeline = Pipeline(settings, destination=destination, spark=spark, timing=QUICK)
         try:
             pipeline.start()
             generator.run(TRANSACTIONS // 2)

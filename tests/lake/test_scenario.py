@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.conftest import Database
+from tests.lake.both_engines import BothEngines, assert_engines_agree
 from tests.lake.cases import BETWEEN, GROUPS, TOLD, Case, Statements
 from tests.lake.equality import Lake, Sought, assert_equal, differences
 from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT, catch_up, phase_of, running, settings_for, state_of
 from walflow.config import Settings
+from walflow.destinations.base import Destination
 from walflow.failpoints import set_failpoints
 from walflow.model import Phase, TableName
 from walflow.pipeline.pipeline import Pipeline
@@ -89,12 +92,14 @@ def test_every_case(
 
     between = next((case.table for case in cases if case.table == BETWEEN), None)
     told = [case.table for case in cases if case.table in TOLD]
-    copy_all(settings, spark, cases)
+    # Each case is written by both engines, and they end equal.
+    both = partial(BothEngines, spark, settings) if lake_format == "iceberg" else lambda: None
+    copy_all(settings, spark, cases, both())
     begin_to_tell(database, told)
 
     for case in cases:
         execute(database, case.backlog)
-    with running(settings, spark, caught_up=False) as pipeline:
+    with running(settings, spark, caught_up=False, destination=both()) as pipeline:
         if between is not None:
             pipeline.retry(TableName("public", between))
         wait_ready(pipeline, (case.table for case in cases))
@@ -111,15 +116,23 @@ def test_every_case(
         wait_equal(pipeline, database, lake, cases)
         if told:
             check_told(database, lake)
+        if lake_format == "iceberg":
+            tables = (case.becomes or case.table for case in cases if not case.plan)
+            assert_engines_agree(lake, settings, tables)
         for case in cases:
             if not case.copied_again and case.becomes is None:
                 assert times_of(pipeline, case.table) == copied[case.table], case.table
 
 
-def copy_all(settings: Settings, spark: SparkSession, cases: Iterable[Case]) -> None:
+def copy_all(
+    settings: Settings,
+    spark: SparkSession,
+    cases: Iterable[Case],
+    destination: Destination | None,
+) -> None:
     """Copy the tables; the copy of one is read, and handed over only by the next run."""
     set_failpoints(f"sync.finished_copy[public.{BETWEEN}]=raise")
-    with running(settings, spark, caught_up=False) as pipeline:
+    with running(settings, spark, caught_up=False, destination=destination) as pipeline:
         for case in cases:
             if case.table == BETWEEN:
                 wait_for(lambda: phase_of(pipeline, BETWEEN) is Phase.ERRORED, WAIT, BETWEEN)

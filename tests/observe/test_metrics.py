@@ -21,6 +21,7 @@ NAMES = [
     "transactions_total",
     "transaction_size",
     "batch_items_send_duration_seconds",
+    "batches_written_total",
     "apply_loop_received_lag_bytes",
     "apply_loop_flush_lag_bytes",
     "apply_loop_end_to_end_lag_bytes",

@@ -154,6 +154,7 @@ def _report_dict(report: Report) -> dict[str, Any]:
         **_position("applied", report.applied),
         "lag_bytes": max(0, report.wal_end - report.applied),
         "lag_seconds": round(report.lag_seconds, 3),
+        "batches": dict(report.batches),
     }
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from walflow.cli.advice import advise
 from walflow.cli.overview import Overview, TableOverview
 from walflow.cli.styles import PHASE_STYLES
+from walflow.stores.base import Report
 from walflow.units import human_age, human_bytes, human_count, human_seconds
 
 __all__ = ["print_overview"]
@@ -26,6 +27,8 @@ def print_overview(console: Console, overview: Overview, again: str) -> None:
     console.print(_who_runs_it(overview))
     if overview.report is not None:
         console.print(_positions(overview), style="dim")
+        if overview.report.batches:
+            console.print(_batches(overview.report), style="dim")
     console.print()
     if overview.tables:
         console.print(_for_people(console, overview) if console.is_terminal else _plain(overview))
@@ -65,6 +68,11 @@ def _positions(overview: Overview) -> str:
         f"{human_bytes(max(0, report.wal_end - report.applied))} and "
         f"{human_seconds(report.lag_seconds)} behind{when}"
     )
+
+
+def _batches(report: Report) -> str:
+    counts = (f"{count:,} {engine}" for engine, count in report.batches.items())
+    return f"batches written since the start: {', '.join(counts)}"
 
 
 def _for_people(console: Console, overview: Overview) -> Table:

@@ -13,6 +13,7 @@ from walflow.config.values import SourceTable, parse_object
 __all__ = [
     "ApplySettings",
     "DroppedColumns",
+    "EngineChoice",
     "MaintenanceSettings",
     "Mode",
     "TableSettings",
@@ -21,6 +22,7 @@ __all__ = [
 
 Mode = Literal["mirror", "soft_delete", "history", "scd2"]
 DroppedColumns = Literal["drop", "keep"]
+EngineChoice = Literal["auto", "spark", "columnar"]
 
 
 class TableSettings(Section):
@@ -51,6 +53,12 @@ class ApplySettings(Section):
         description="`mirror`: the table equals the source's. `soft_delete`: it also keeps deleted "
         "rows, and marks them. `history`: it has a row for every change. `scd2`: it has a row for "
         "every version of a row, with the time in which it was valid.",
+    )
+    engine: EngineChoice = Field(
+        "auto",
+        description="What writes batches. `columnar`: Arrow in the driver, for Iceberg tables in "
+        "mode `mirror` whose files are on this machine; a batch that cannot be written so fails. "
+        "`spark`: Spark's jobs. `auto`: columns where they can, else Spark.",
     )
     metadata: bool = Field(
         True,

@@ -174,6 +174,7 @@ def open_destination(
         owner,
         lambda name: plans.get(name, others),
         maintenance=maintenance_of(settings.maintenance),
+        engine=settings.apply.engine,
         noted=NotedCuts(settings.cuts_file, place_of(settings)),
     )
     # Only speed is lost if it fails, or if the pipeline ends before it: what is really wrong

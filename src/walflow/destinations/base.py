@@ -33,6 +33,7 @@ __all__ = [
     "TableChanges",
     "TableCopy",
     "TableProgress",
+    "Written",
 ]
 
 
@@ -159,6 +160,15 @@ class TableChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """How changes were written, by a destination that has several ways."""
+
+    engine: str
+    fallback: str | None = None
+    """In a few words, why it was not the quicker engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableProgress:
     """Which version of a table belongs to a consistent cut."""
 
@@ -231,9 +241,9 @@ class Destination(Protocol):
         raise NotImplementedError
 
     @abstractmethod
-    def apply(self, changes: TableChanges) -> None:
+    def apply(self, changes: TableChanges) -> Written | None:
         """Apply the changes. The same ones may come again, alone or with more, and must then change
-        nothing."""
+        nothing. None: nothing had to be written, or there is but one way."""
 
     def evolve(self, evolution: Evolution) -> None:
         """If it ``evolves``: bring the table from ``evolution.before`` to ``evolution.after`` (both

@@ -7,6 +7,8 @@ that ``Metrics.pipeline(name)`` gives it; all calls may come from several thread
 
 from __future__ import annotations
 
+import threading
+from collections import Counter as Counts
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -62,6 +64,12 @@ class Metrics:
             "How long the destination took to write one round of a table's changes.",
             _SEND_SECONDS,
             "table",
+        )
+        self.batches_written = counter(
+            "batches_written_total",
+            "Batches by what wrote them, and why it was not the quicker engine.",
+            "engine",
+            "fallback",
         )
         self.received_lag_bytes = gauge(
             "apply_loop_received_lag_bytes", "Write-ahead log that has not been received yet."
@@ -141,6 +149,8 @@ class PipelineMetrics:
         self.slot_invalidations = metrics.slot_invalidations.labels(pipeline)
         self.tables_failing = metrics.tables_failing.labels(pipeline)
         self._active = metrics.pipeline_active.labels(pipeline)
+        self._written: Counts[tuple[str, str]] = Counts()
+        self._counting = threading.Lock()
         self._starts = metrics.pipeline_starts.labels(pipeline)
         self._stops = metrics.pipeline_stops.labels(pipeline)
 
@@ -152,6 +162,21 @@ class PipelineMetrics:
 
     def batch_send_duration(self, table: TableName) -> Histogram:
         return self._metrics.batch_send_duration.labels(self._pipeline, str(table))
+
+    def batch_written(self, engine: str, fallback: str) -> None:
+        """``fallback``: why it was not the quicker engine; empty if it was."""
+        self._metrics.batches_written.labels(self._pipeline, engine, fallback).inc()
+        with self._counting:
+            self._written[engine, fallback] += 1
+
+    def batches_written(self) -> dict[str, int]:
+        """How many batches since the start of the process, in words: ``spark (size)``."""
+        with self._counting:
+            written = dict(self._written)
+        return {
+            f"{engine} ({fallback})" if fallback else engine: count
+            for (engine, fallback), count in sorted(written.items())
+        }
 
     def table_copy_duration(self, table: TableName) -> Histogram:
         return self._metrics.table_copy_duration.labels(self._pipeline, str(table))

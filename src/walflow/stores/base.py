@@ -119,6 +119,8 @@ class Report:
     """The position of every table that is followed, but for those in ``behind``."""
     behind: Mapping[int, Lsn] = field(default_factory=dict)
     """By oid, the positions of tables that are followed and that changes wait for."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """How many were written since the start, by the destination's engine."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -129,6 +131,7 @@ class Report:
             "at": self.at,
             "routed": int(self.routed),
             "behind": {str(oid): int(position) for oid, position in self.behind.items()},
+            "batches": dict(self.batches),
         }
 
     @classmethod
@@ -141,6 +144,7 @@ class Report:
             raw["at"],
             Lsn(raw.get("routed", 0)),
             {int(oid): Lsn(position) for oid, position in raw.get("behind", {}).items()},
+            raw.get("batches", {}),
         )
 
 

@@ -32,7 +32,6 @@ from walflow.destinations.delta.tables import (
 from walflow.destinations.lake.format import (
     Columnar,
     ColumnChanges,
-    Compacted,
     Compaction,
     Constant,
     Stored,
@@ -179,11 +178,8 @@ class DeltaFormat:
         }
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> Compacted:
-        done = maintenance.compact(spark, self._folder(name), policy)
-        return Compacted.UNSTAMPED if done else Compacted.NOTHING
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
+        return maintenance.compact(spark, self._folder(name), policy)
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

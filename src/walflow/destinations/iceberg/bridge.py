@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable, newest_position
-from walflow.destinations.iceberg.locations import local_path
+from walflow.destinations.iceberg.locations import local_path, resolves_here
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
     CATALOG,
@@ -171,8 +171,10 @@ class Bridge:
         named = None if former is None else former.properties().get(NAME_MAPPING)
         if files and _is_ambiguous(self._names(transaction.table()), json.loads(named or "[]")):
             return False
-        folder = None
-        if files and (folder := _link(files, transaction.table().location())) is None:
+        folder, table = None, transaction.table()
+        if files and not resolves_here(self._gateway, table.io()):
+            return False
+        if files and (folder := _link(files, table.location())) is None:
             return False
         try:
             if ours:

@@ -13,7 +13,7 @@ import structlog
 from pyspark.sql import functions as sf
 
 from walflow.destinations.iceberg.bridge import Bridge, open_bridge
-from walflow.destinations.iceberg.columnar import ColumnarTables, FallBackToSpark
+from walflow.destinations.iceberg.columnar import ColumnarTables
 from walflow.destinations.iceberg.maintenance import (
     compact,
     expire,
@@ -42,7 +42,6 @@ from walflow.destinations.iceberg.tables import (
 )
 from walflow.destinations.lake.format import (
     ColumnChanges,
-    Compacted,
     Compaction,
     Constant,
     RowPlaces,
@@ -214,17 +213,8 @@ class IcebergFormat:
         }
         return {name: version for name, version in found.items() if version is not None}
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> Compacted:
-        if (columnar := self.columnar(spark)) is not None:
-            try:
-                done = columnar.compact(name, policy, stamp)
-            except FallBackToSpark:
-                pass
-            else:
-                return Compacted.STAMPED if done else Compacted.NOTHING
-        return Compacted.UNSTAMPED if compact(spark, name, policy) else Compacted.NOTHING
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
+        return compact(spark, name, policy)
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from walflow.destinations.iceberg.columnar.compacting import SMALL, WORN_SHARE
 from walflow.destinations.iceberg.tables import CATALOG, table_identifier
 from walflow.destinations.lake.format import Compaction, Version
 from walflow.destinations.lake.names import folder_names
@@ -60,12 +59,12 @@ def compact(spark: SparkSession, name: TableName, policy: Compaction) -> bool:
         options=_map(
             {
                 "target-file-size-bytes": str(target),
-                "min-file-size-bytes": str(target // SMALL),
+                "min-file-size-bytes": str(policy.small_bytes),
                 "max-file-size-bytes": str(target * 4),
                 "min-input-files": str(policy.small_files),
                 "max-files-to-rewrite": str(policy.small_files * _AT_ONCE),
                 "max-file-group-size-bytes": str(target * _AT_ONCE),
-                "delete-ratio-threshold": str(WORN_SHARE),
+                "delete-ratio-threshold": str(policy.worn_share),
                 # The deletes of files that are no longer there.
                 "remove-dangling-deletes": "true",
             }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from walflow.destinations.base import ConsistentCut
+from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, MaintenancePlan, maintain
@@ -96,6 +97,7 @@ class ConsistentCuts:
     def __init__(
         self,
         format: LakeFormat,
+        engines: Engines,
         owner: Owner,
         keep_seconds: float,
         noted: NotedCuts | None = None,
@@ -105,6 +107,7 @@ class ConsistentCuts:
         self._clock = clock
         self._noted = noted
         self._format = format
+        self._engines = engines
         self._owner = owner
         self._lake_schema = _lake_schema(owner.pipeline)
         self._keeping = Keeping(keep_seconds)
@@ -128,10 +131,7 @@ class ConsistentCuts:
         now = self._clock()
         until = now + self._keeping.seconds(now)
         rows = _rows(cut, tables, now, until)
-        columnar = self._format.columnar(spark)
-        if columnar is None or not columnar.append(self.name, rows):
-            # One partition, so one file.
-            self._format.append(spark.createDataFrame(rows).coalesce(1), self.name)
+        self._engines.append(spark, self.name, rows)
         if self._noted is not None:
             queries = {table: self._query(table) for table in tables}
             self._noted.record(cut, queries, now, until)
@@ -199,7 +199,17 @@ class ConsistentCuts:
         )
         due = Due(compact=True, remove_orphans=False)
         stamp = Stamp(self._owner, Lsn(0))
-        maintain(spark, self._format, self.name, _MAINTENANCE, due, lambda: (), stamp, self._clock)
+        maintain(
+            spark,
+            self._format,
+            self._engines,
+            self.name,
+            _MAINTENANCE,
+            due,
+            lambda: (),
+            stamp,
+            self._clock,
+        )
 
     # Reading.
 

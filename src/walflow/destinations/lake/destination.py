@@ -9,15 +9,18 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from walflow.config.lake import EngineChoice
 from walflow.destinations.base import (
     Capabilities,
     ConsistentCut,
     Destination,
     TableChanges,
     TableCopy,
+    Written,
 )
 from walflow.destinations.lake.batch import Batch, stored_rows
 from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut, query_as_of
+from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
 from walflow.destinations.lake.known_tables import KnownTables
@@ -71,6 +74,7 @@ class LakeDestination(Destination):
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
         maintenance: MaintenancePlan | None = None,
+        engine: EngineChoice = "auto",
         noted: NotedCuts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -83,7 +87,10 @@ class LakeDestination(Destination):
         self._maintenance = maintenance or MaintenancePlan()
         self._schedule = Schedule(self._maintenance)
         self._clock = clock
-        self._cuts = ConsistentCuts(format, owner, self._maintenance.keep_seconds, noted, clock)
+        self._engines = Engines(format, engine)
+        self._cuts = ConsistentCuts(
+            format, self._engines, owner, self._maintenance.keep_seconds, noted, clock
+        )
         self._sessions = SessionPool(spark, format.session_conf)
         self._tables = KnownTables(format, owner)
         self._namespaces: set[str] = set()
@@ -166,7 +173,7 @@ class LakeDestination(Destination):
             return None
         return stored.position
 
-    def apply(self, changes: TableChanges) -> None:
+    def apply(self, changes: TableChanges) -> Written | None:
         """See Destination. Nothing is written to a table that is not where the changes begin. What
         happens to it while they are written shows afterwards: the commit says what it was made
         for."""
@@ -175,7 +182,7 @@ class LakeDestination(Destination):
             stored = self._tables.known(spark, table.name)
             position = self._check_place(table, stored, span)
             if position >= span.upto:
-                return
+                return None
             assert stored is not None
             todo = changes.using(spark)
             if position > span.after:
@@ -185,9 +192,7 @@ class LakeDestination(Destination):
                 todo = with_kept_columns(todo, plan, stored)
             lake_schema = self._lake_schema(todo.schema, overflow=EXACT in stored.columns)
             stamp = Stamp(self._owner, span.upto, position)
-            with self._format.stamped(spark, stamp):
-                batch = Batch(self._format, lake_schema, todo, position, stamp)
-                MODES[lake_schema.plan.mode].apply(batch)
+            written = self._engines.merge(Batch(self._format, lake_schema, todo, position, stamp))
             after = self._tables.look_anew(spark, table.name)
             if after is None or after.position != span.upto:
                 raise TableMoved(
@@ -195,6 +200,7 @@ class LakeDestination(Destination):
                     f"changes up to {span.upto} were written"
                 )
         self._schedule.committed(table.name)
+        return written
 
     def _check_place(self, table: TableSchema, stored: Stored | None, span: Span) -> Lsn:
         """The table's position. TableMoved if changes that begin there cannot be written to it."""
@@ -275,17 +281,17 @@ class LakeDestination(Destination):
                 return
             stamp = Stamp(self._owner, stored.position, stored.position)
             needed = partial(self._cuts.needed, spark, table.name)
-            with self._format.stamped(spark, stamp):
-                maintain(
-                    spark,
-                    self._format,
-                    table.name,
-                    self._maintenance,
-                    due,
-                    needed,
-                    stamp,
-                    self._clock,
-                )
+            maintain(
+                spark,
+                self._format,
+                self._engines,
+                table.name,
+                self._maintenance,
+                due,
+                needed,
+                stamp,
+                self._clock,
+            )
 
     def keep_cut(self, cut: ConsistentCut) -> bool:
         """See Destination."""

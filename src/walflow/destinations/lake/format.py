@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Columnar",
-    "Compacted",
     "Compaction",
     "Constant",
     "LakeFormat",
@@ -74,15 +72,16 @@ class Compaction:
     small_files: int
     """From this many files on that are much smaller than the target."""
     target_bytes: int
+    small_part: int = 8
+    """A file is small below this part of the target. (A table's copy has files of about a fourth,
+    and it would not pay to write them anew.)"""
+    worn_share: float = 0.3
+    """A file is rewritten if so much of it is deleted."""
 
-
-class Compacted(Enum):
-    """What came of it."""
-
-    NOTHING = auto()
-    STAMPED = auto()
-    UNSTAMPED = auto()
-    """There are commits, and the newest one does not say how far the table is."""
+    @property
+    def small_bytes(self) -> int:
+        """A smaller file is small."""
+        return self.target_bytes // self.small_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +110,29 @@ class ColumnChanges:
 
 
 class Columnar(Protocol):
-    """Writes in columns, in this process. False: this table's cannot be written so, and then
-    nothing has happened."""
+    """Writes in columns, in this process. FallBackToSpark: this cannot be written so, and nothing
+    has happened."""
 
     def merge(
         self,
         lake_schema: LakeTableSchema,
-        match_columns: Callable[[], ColumnarChanges],
+        net_changes: Callable[[], ColumnarChanges],
         begins: Lsn,
         stamp: Stamp,
-    ) -> bool:
+    ) -> None:
         """Put the rows in the place of those with the keys, in one commit with the stamp.
-        ``settle`` tells what the changes come to since the position at which the table is
+        ``net_changes`` says what the changes come to since the position at which the table is
         (TableMoved if it is elsewhere), and is asked only if the table can be written."""
 
-    def append(self, name: TableName, rows: pa.Table) -> bool:
+    def append(self, name: TableName, rows: pa.Table) -> None:
         """Add rows that have all columns of the table. One commit, without a stamp."""
+
+    def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
+        """Rewrite some of its files as one, if it pays, in one commit with the stamp; whether it
+        did."""
+
+    def forget(self, name: TableName) -> None:
+        """There may be no such table any more, or another one."""
 
 
 class LakeFormat(Protocol):
@@ -196,7 +202,7 @@ class LakeFormat(Protocol):
         """Add rows that have all columns of the table, in order. One commit."""
 
     def columnar(self, spark: SparkSession) -> Columnar | None:
-        """None: Spark has to write."""
+        """None: only Spark can write."""
 
     def overwrite(self, rows: DataFrame, name: TableName) -> None:
         """Make these the table's only rows. One commit."""
@@ -233,7 +239,7 @@ class LakeFormat(Protocol):
     def owned_tables(self, spark: SparkSession, owner: Owner) -> list[TableName]:
         """All tables that are the owner's."""
 
-    # Versions and upkeep. What these commit carries the session's stamp.
+    # Versions and maintenance. What these commit carries the session's stamp.
 
     def as_of(self, name: TableName, version: int) -> str:
         """What stands behind FROM in Spark SQL, to read the table as it was."""
@@ -248,11 +254,10 @@ class LakeFormat(Protocol):
         """Of each table the first version that has the newest position up to this one, if it can
         still be read. Must be quick: it is asked about once a second."""
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> Compacted:
-        """Rewrite small files, and those of which much is deleted, if there are enough of them to
-        pay, and what lists the files. Does a limited amount of work: what is left is due again."""
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction) -> bool:
+        """Have Spark rewrite small files, and those of which much is deleted, if there are enough
+        of them to pay, and what lists the files; whether anything was committed. Does a limited
+        amount of work: what is left is due again."""
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from walflow.config import MaintenanceSettings
-from walflow.destinations.lake.format import Compacted, Compaction, LakeFormat, Version
+from walflow.destinations.lake.engines import Engines
+from walflow.destinations.lake.format import Compaction, LakeFormat, Version
 from walflow.destinations.lake.keeping import kept_over_time
 from walflow.destinations.lake.owner import Stamp
 from walflow.failpoints import failpoint
@@ -126,6 +127,7 @@ class Schedule:
 def maintain(
     spark: SparkSession,
     format: LakeFormat,
+    engines: Engines,
     name: TableName,
     maintenance: MaintenancePlan,
     due: Due,
@@ -133,23 +135,21 @@ def maintain(
     stamp: Stamp,
     clock: Callable[[], float],
 ) -> None:
-    """Do what is due. The session stamps what it commits; ``needed`` says which versions
-    others need."""
+    """Do what is due. What it commits has the stamp; ``needed`` says which versions others
+    need."""
     if due.compact:
-        done = format.compact(spark, name, maintenance.compaction, stamp)
-        if done is not Compacted.NOTHING:
-            failpoint("maintain.compacted", name)
-        if done is Compacted.UNSTAMPED:
-            format.touch(spark, name)
+        engines.compact(spark, name, maintenance.compaction, stamp)
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
     if len(versions) > maintenance.keep_versions:
         gone = given_up(versions, clock(), maintenance, needed())
         if gone:
-            format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
+            with format.stamped(spark, stamp):
+                format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
     if due.remove_orphans:
         age = timedelta(seconds=maintenance.orphans_seconds)
-        format.remove_orphans(spark, name, datetime.now(UTC) - age)
+        with format.stamped(spark, stamp):
+            format.remove_orphans(spark, name, datetime.now(UTC) - age)
 
 
 def given_up(

@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.batch import Batch
+from walflow.destinations.lake.engines import SparkEngine
 from walflow.destinations.lake.format import LakeFormat, Stored
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.owner import Stamp
@@ -153,9 +154,8 @@ def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
 
 def write_differences(
     rows: DataFrame, format: LakeFormat, lake_schema: LakeTableSchema, stamp: Stamp, time: datetime
-) -> LakeTableSchema:
-    """Bring the table, which has the form, after the copy's rows, in one commit; its form after
-    it."""
+) -> None:
+    """Bring the table, which has the copy's schema, after the copy's rows, in one commit."""
     spark, schema = rows.sparkSession, lake_schema.schema
     held = MODES[lake_schema.plan.mode].held(
         spark.table(format.identifier(lake_schema.name)), lake_schema
@@ -168,17 +168,14 @@ def write_differences(
     )
     differ = _by_key(held, copied, schema) if schema.key else _by_copies(held, copied, schema)
     changes = checkpointed(_as_changes(differ, schema, stamp.position, time))
-    with format.stamped(spark, stamp):
-        if changes.isEmpty():
+    if changes.isEmpty():
+        with format.stamped(spark, stamp):
             format.touch(spark, lake_schema.name)
-            return lake_schema
-        stats = ChangeStats(
-            rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, overflow=True
-        )
-        written = Differences(schema, (), stats, spark, rows=changes)
-        return MODES[lake_schema.plan.mode].apply(
-            Batch(format, lake_schema, written, stamp.position, stamp)
-        )
+        return
+    stats = ChangeStats(rows=3, inserts=1, updates=1 if schema.key else 0, deletes=1, overflow=True)
+    written = Differences(schema, (), stats, spark, rows=changes)
+    # They are in no file, and there are many: a copy's.
+    SparkEngine(format).merge(Batch(format, lake_schema, written, stamp.position, stamp))
 
 
 @dataclass(frozen=True, slots=True)

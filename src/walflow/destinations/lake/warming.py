@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.batch import Batch
+from walflow.destinations.lake.engines import Engines, SparkEngine
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.modes import mirror
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.table_schema import TablePlan, lake_table_schema
@@ -61,14 +61,11 @@ def _write(spark: SparkSession, format: LakeFormat) -> None:
             if not format.adopt(session, lake_schema, [], {}, stamp):
                 format.create(session, lake_schema, stamp.owner)
             for stats in (ChangeStats(rows=1, inserts=1), ChangeStats(rows=1, updates=1)):
-                with format.stamped(session, stamp):
-                    mirror.apply(
-                        Batch(format, lake_schema, _made(session, stats), stamp.position, stamp)
-                    )
+                made = _made(session, stats)
+                SparkEngine(format).merge(Batch(format, lake_schema, made, stamp.position, stamp))
             # And once more in columns, where the format can.
             changes = _in_file(Path(folder), session)
-            with format.stamped(session, stamp):
-                mirror.apply(Batch(format, lake_schema, changes, stamp.position, stamp))
+            Engines(format).merge(Batch(format, lake_schema, changes, stamp.position, stamp))
         pool.close()
 
 

@@ -268,7 +268,7 @@ class Batches:
     def _write_twice(self, state: TableState, changes: TableChanges) -> None:
         """At most: what a moment heals need not set the table aside."""
         try:
-            self.destination.apply(changes)
+            self._apply(changes)
         except Exception as error:
             if isinstance(error, TableMoved) or (
                 isinstance(error, WalflowError) and not error.retry
@@ -284,7 +284,12 @@ class Batches:
             )
             if self.run.end.asked.wait(QUICK_RETRY_SECONDS):
                 raise
-            self.destination.apply(changes)
+            self._apply(changes)
+
+    def _apply(self, changes: TableChanges) -> None:
+        written = self.destination.apply(changes)
+        if written is not None:
+            self._metrics.batch_written(written.engine, written.fallback or "")
 
 
 def _is_called_like(schema: TableSchema, other: TableSchema) -> bool:

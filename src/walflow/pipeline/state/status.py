@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from walflow.errors import TablesSetAside
 from walflow.model import Lsn
@@ -36,6 +37,8 @@ class PipelineStatus:
     """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
     uncertain: bool = False
     """Whether a table is followed of which only an earlier run's position is known."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """How many were written since the start, by the destination's engine."""
 
     @property
     def lag_bytes(self) -> int:
@@ -89,6 +92,7 @@ class PipelineStatus:
             time.time(),
             self.routed,
             behind,
+            self.batches,
         )
 
     def check_none_set_aside(self, by: float = math.inf) -> None:

@@ -5,8 +5,8 @@ The way of a round: net changes in columns (lake.columnar), the places of the ro
 commit of both (``table``). ``tables`` remembers what it has left, so that nothing is asked twice.
 """
 
-from walflow.destinations.iceberg.columnar.arrow_schema import FallBackToSpark
 from walflow.destinations.iceberg.columnar.commits import IcebergTable, newest_position
 from walflow.destinations.iceberg.columnar.engine import ColumnarTables
+from walflow.destinations.lake.fallback import FallBackToSpark
 
 __all__ = ["ColumnarTables", "FallBackToSpark", "IcebergTable", "newest_position"]

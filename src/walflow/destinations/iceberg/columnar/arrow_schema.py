@@ -8,7 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["FIELD_ID", "FallBackToSpark", "Field", "arrow_schema", "arrow_type"]
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
+
+__all__ = ["FIELD_ID", "Field", "arrow_schema", "arrow_type"]
 
 FIELD_ID = b"PARQUET:field_id"
 
@@ -29,10 +31,6 @@ _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 Field = Mapping[str, Any]
 """Of a schema, in Iceberg's JSON."""
-
-
-class FallBackToSpark(Exception):
-    """This cannot be done here; Spark can."""
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
@@ -57,4 +55,4 @@ def arrow_type(type: Any) -> pa.DataType:
             _field("key", type["key-id"], type["key"], nullable=False),
             _field("value", type["value-id"], type["value"]),
         )
-    raise FallBackToSpark(f"columns of type {type}")
+    raise FallBackToSpark(f"columns of type {type}", Reason.TYPES)

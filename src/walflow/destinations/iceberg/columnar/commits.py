@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from walflow.destinations.iceberg.columnar.arrow_schema import FallBackToSpark
 from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector
 from walflow.destinations.iceberg.columnar.file_changes import (
     FileChanges,
@@ -17,7 +16,9 @@ from walflow.destinations.iceberg.columnar.file_changes import (
     path_here,
 )
 from walflow.destinations.iceberg.columnar.key_index import KeyedFile
+from walflow.destinations.iceberg.locations import resolves_here
 from walflow.destinations.iceberg.tables import WITH_VECTORS
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
 from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
 from walflow.model import Lsn
 
@@ -32,6 +33,7 @@ class IcebergTable:
         self._iceberg = gateway.jvm.org.apache.iceberg
         self._table = table
         self._spec = table.spec()
+        self._is_here = resolves_here(gateway, table.io())
 
     def refresh(self) -> None:
         """See what others have committed; costs next to nothing if that is nothing. Fails if there
@@ -77,6 +79,8 @@ class IcebergTable:
     def check_plain(self) -> None:
         """NotInColumns if it is of an older kind, or somebody wants its files to be in a certain
         order, or place."""
+        if not self._is_here:
+            raise FallBackToSpark("its files are not on this machine", Reason.PLACE)
         if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
             raise FallBackToSpark("it is partitioned or sorted")
         if self._table.operations().current().formatVersion() < WITH_VECTORS:

@@ -16,13 +16,8 @@ from walflow.destinations.iceberg.columnar.file_changes import TableFile, TableF
 from walflow.destinations.iceberg.columnar.reading import NameMapping, read_rows
 from walflow.destinations.lake.format import Compaction
 
-__all__ = ["SMALL", "WORN_SHARE", "files_to_rewrite", "live_rows"]
+__all__ = ["files_to_rewrite", "live_rows"]
 
-SMALL = 8
-"""A file is small below this part of the target. (A table's copy has files of about a fourth, and
-it would not pay to write them anew.)"""
-WORN_SHARE = 0.3
-"""A file is rewritten if so much of it is deleted."""
 _AT_ONCE_BYTES = 32 << 20
 _AT_ONCE_FILES = 256
 
@@ -33,10 +28,10 @@ _UPDATED: Field = {"id": 2147483539, "name": "_last_updated_sequence_number", "t
 
 def files_to_rewrite(files: Collection[TableFile], policy: Compaction) -> list[TableFile]:
     """Those that are to become one file now; none if it would not pay."""
-    small = [file for file in files if file.bytes < policy.target_bytes // SMALL]
+    small = [file for file in files if file.bytes < policy.small_bytes]
     if len(small) >= policy.small_files and (taken := _of_a_size(small)):
         return taken
-    worn = [file for file in files if file.gone >= WORN_SHARE * file.rows]
+    worn = [file for file in files if file.gone >= policy.worn_share * file.rows]
     return [min(worn, key=lambda file: file.bytes)] if worn else []
 
 

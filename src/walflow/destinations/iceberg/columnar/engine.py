@@ -15,7 +15,6 @@ import structlog
 from pyroaring import BitMap64
 
 from walflow.destinations.iceberg.columnar.arrow_schema import (
-    FallBackToSpark,
     arrow_schema,
     arrow_type,
 )
@@ -26,6 +25,7 @@ from walflow.destinations.iceberg.columnar.key_index import KeyColumn, KeyedFile
 from walflow.destinations.iceberg.columnar.reading import NameMapping, read_places
 from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
 from walflow.destinations.iceberg.tables import NAME_MAPPING
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
 from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.net_columns import ColumnarChanges
 from walflow.destinations.lake.owner import Stamp
@@ -80,49 +80,38 @@ class ColumnarTables:
     def merge(
         self,
         lake_schema: LakeTableSchema,
-        match_columns: Callable[[], ColumnarChanges],
+        net_changes: Callable[[], ColumnarChanges],
         begins: Lsn,
         stamp: Stamp,
-    ) -> bool:
+    ) -> None:
         """See Columnar."""
-        try:
-            with _nothing_but_not_in_columns(lake_schema.name):
-                known = self._know(lake_schema.name)
-                _check_columns(known, [column.name for column in lake_schema.columns])
-                if (position := known.table.position) != begins:
-                    raise TableMoved(
-                        f"{lake_schema.name} was at {begins} and is at {position}: "
-                        "who else writes it?"
-                    )
-                delta = self._batch(known, lake_schema, match_columns())
-        except FallBackToSpark as reason:
-            _logger.debug("left to Spark", table=str(lake_schema.name), reason=str(reason))
-            return False
+        with _nothing_but_not_in_columns(lake_schema.name):
+            known = self._know(lake_schema.name)
+            _check_columns(known, [column.name for column in lake_schema.columns])
+            if (position := known.table.position) != begins:
+                raise TableMoved(
+                    f"{lake_schema.name} was at {begins} and is at {position}: who else writes it?"
+                )
+            delta = self._batch(known, lake_schema, net_changes())
         self._commit(lake_schema.name, known, delta, stamp.properties)
-        return True
 
-    def append(self, name: TableName, rows: pa.Table) -> bool:
+    def append(self, name: TableName, rows: pa.Table) -> None:
         """See Columnar."""
-        try:
-            with _nothing_but_not_in_columns(name):
-                known = self._know(name)
-                _check_columns(known, rows.column_names)
-                added = new_rows(known.table, _in_order(known, rows), known.fields)
-        except FallBackToSpark:
-            return False
+        with _nothing_but_not_in_columns(name):
+            known = self._know(name)
+            _check_columns(known, rows.column_names)
+            added = new_rows(known.table, _in_order(known, rows), known.fields)
         self._commit(name, known, FileChanges(added, is_append=True), {})
-        return True
 
     def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
-        """Rewrite some of its files as one, if it pays, in a commit with the stamp; whether it did.
-        NotInColumns if Spark has to."""
+        """See Columnar."""
         with _nothing_but_not_in_columns(name):
             known = self._know(name)
             taken = files_to_rewrite(known.files.files.values(), policy)
             if not taken:
                 return False
             if sum(file.bytes for file in taken) > _MOST_COMPACTED_BYTES:
-                raise FallBackToSpark("a large file is to be rewritten")
+                raise FallBackToSpark("a large file is to be rewritten", Reason.SIZE)
             rows = live_rows(known.files, taken, known.fields, known.names)
             added = new_rows(known.table, rows, known.fields) if rows.num_rows else None
         removed = [file.file.location for file in taken]
@@ -230,10 +219,12 @@ class ColumnarTables:
             parts.append(read_places(file.path, fields, known.names, places[alive]))
             numbers.append(number[alive])
             if sum(part.nbytes for part in parts) > _MOST_COMPLETED_BYTES:
-                raise FallBackToSpark("much of it would have to be read")
+                raise FallBackToSpark("much of it would have to be read", Reason.SIZE)
         found = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
         if not np.array_equal(np.sort(found), np.arange(len(lacking))):
-            raise FallBackToSpark("it lacks a row whose unchanged columns a change relies on")
+            raise FallBackToSpark(
+                "it lacks a row whose unchanged columns a change relies on", Reason.MISSING
+            )
         # Where each of the lacking rows is among those that were found.
         place = np.zeros(rows.num_rows, dtype=np.int64)
         place[lacking[found]] = np.arange(len(found))
@@ -282,4 +273,4 @@ def _nothing_but_not_in_columns(name: TableName) -> Iterator[None]:
     except Exception as error:
         cause = cause_of(error).message
         _logger.warning("left to Spark", table=str(name), error=cause)
-        raise FallBackToSpark(cause) from error
+        raise FallBackToSpark(cause, Reason.ERROR) from error

@@ -9,10 +9,10 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from walflow.destinations.iceberg.columnar.arrow_schema import FallBackToSpark
 from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector, read_vector
 from walflow.destinations.iceberg.columnar.key_index import KeyedFile
 from walflow.destinations.iceberg.locations import local_path
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
 
 __all__ = ["FileChanges", "Snapshot", "TableFile", "TableFiles", "check_size", "path_here"]
 
@@ -25,7 +25,7 @@ _MOST_ROWS = 20_000_000
 def check_size(files: int, rows: int) -> None:
     """NotInColumns if a table is too large."""
     if files > _MOST_FILES or rows > _MOST_ROWS:
-        raise FallBackToSpark(f"it has {files} files and {rows} rows")
+        raise FallBackToSpark(f"it has {files} files and {rows} rows", Reason.SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +125,5 @@ class FileChanges:
 def path_here(location: str) -> Path:
     """NotInColumns if it is not a file of this machine."""
     if (path := local_path(location)) is None:
-        raise FallBackToSpark(f"{location} is not a file of this machine")
+        raise FallBackToSpark(f"{location} is not a file of this machine", Reason.PLACE)
     return path

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from walflow.destinations.iceberg.columnar.arrow_schema import FallBackToSpark
 from walflow.destinations.iceberg.columnar.reading import file_columns
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
 
 __all__ = ["KeyColumn", "KeyIndex", "KeyedFile"]
 
@@ -144,7 +144,7 @@ def _read(path: Path, columns: Sequence[KeyColumn]) -> _Read:
         called = file_columns(file.schema_arrow, names, names)
         if len(called) < len(columns):
             # It was added later, and all its rows have the same value in it.
-            raise FallBackToSpark(f"{path} lacks a column of the key")
+            raise FallBackToSpark(f"{path} lacks a column of the key", Reason.TABLE)
         read = file.read(columns=list(called.values()))
     keys = _named([read[called[column.id]].cast(column.type) for column in columns])
     return _Read(keys, _bounds(keys.column(0)))

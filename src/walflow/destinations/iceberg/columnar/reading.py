@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from walflow.destinations.iceberg.columnar.arrow_schema import (
     FIELD_ID,
-    FallBackToSpark,
     Field,
     arrow_schema,
 )
+from walflow.destinations.lake.fallback import FallBackToSpark, Reason
 
 __all__ = ["NameMapping", "file_columns", "read_places", "read_rows"]
 
@@ -62,7 +62,7 @@ def read_places(
         wanted = np.unique(of)
         called = file_columns(file.schema_arrow, [field["id"] for field in fields], names)
         if _bytes([groups[number] for number in wanted], set(called.values())) > _MOST_BYTES:
-            raise FallBackToSpark(f"much of {path} would have to be read")
+            raise FallBackToSpark(f"much of {path} would have to be read", Reason.SIZE)
         read = _read(file, wanted.tolist(), fields, names)
     # Where the groups begin among those that were read.
     begins = np.zeros(len(groups), dtype=np.int64)

@@ -19,7 +19,6 @@ from walflow.destinations.lake.batch import (
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.keyless import merge_copies, overwrite_copies
 from walflow.destinations.lake.merging import merge_net, our_values, with_base_rows
-from walflow.destinations.lake.net_columns import are_plain, columnar_changes
 from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.spark.connect import is_remote_session
 from walflow.spark.net import net_changes
@@ -43,23 +42,12 @@ def held(table: DataFrame, lake_schema: LakeTableSchema) -> DataFrame:
 
 
 def apply(batch: Batch) -> LakeTableSchema:
-    """In the cheapest way that is right."""
-    if _merge_in_columns(batch):
-        return batch.lake_schema
+    """By Spark, in the cheapest way that is right."""
     if _only_appends(batch):
         return append_rows(batch, {})
     if batch.lake_schema.schema.key:
         return _merge(batch)
     return overwrite_copies(batch) if batch.changes.truncated else merge_copies(batch)
-
-
-def _merge_in_columns(batch: Batch) -> bool:
-    columnar = batch.format.columnar(batch.spark)
-    if columnar is None or not are_plain(batch.changes, batch.lake_schema):
-        return False
-    return columnar.merge(
-        batch.lake_schema, lambda: columnar_changes(batch.changes), batch.begins, batch.stamp
-    )
 
 
 def _only_appends(batch: Batch) -> bool:
