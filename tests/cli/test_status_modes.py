@@ -12,7 +12,6 @@ import pytest
 from tests.cli.stored import opened, put_table
 from walflow.cli import _exit_code
 from walflow.config import load_settings
-from walflow.destinations.lake import plan_of
 from walflow.model import Phase
 
 APPLY = """
@@ -66,7 +65,7 @@ def test_a_column_for_people_and_a_key_for_programs(
         file, {"source.uri": "postgresql:///none", "destination.uri": "iceberg:///none"}, {}
     ).apply
     for table in tables:
-        assert table["mode"] == plan_of(apply, table["table"]).mode
+        assert table["mode"] == apply.plan_of(table["table"]).mode
     assert {table["mode"] for table in tables} == {"soft_delete", "history"}
 
 

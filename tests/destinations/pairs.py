@@ -16,12 +16,12 @@ from tests.destinations.reference import (
     make_schema,
     rows_of,
 )
+from walflow.config import MaintenanceSettings
 from walflow.destinations.base import TableChanges
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.maintenance import MaintenancePlan
 from walflow.destinations.lake.sessions import lake_session
 from walflow.model import Lsn, TableSchema
 
@@ -58,7 +58,7 @@ class Pair:
         folder: Path,
         schema: TableSchema,
         format: str = "iceberg",
-        maintenance: MaintenancePlan | None = None,
+        maintenance: MaintenanceSettings | None = None,
     ) -> None:
         (folder / "log").mkdir()
         self.spark = spark

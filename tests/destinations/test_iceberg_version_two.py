@@ -16,11 +16,11 @@ from tests.destinations.conftest import OWNER
 from tests.destinations.modes import KEYED, KEYLESS, MODELS, Lake, begun
 from tests.destinations.reference import Source, assert_same, copy_of, reading_session, stored_rows
 from tests.destinations.test_lake_modes import copies_story, keyed_story
-from walflow.config import load_settings
+from walflow.config import MaintenanceSettings, load_settings
 from walflow.config.lake import Mode
 from walflow.destinations import open_destination
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
-from walflow.destinations.lake import LakeDestination, MaintenancePlan, TablePlan
+from walflow.destinations.lake import LakeDestination, TablePlan
 from walflow.errors import ConfigError
 from walflow.model import Column, Lsn, PgType, TableSchema
 from walflow.testing.destinations import DestinationContract, ReadRows, Reopen
@@ -86,7 +86,9 @@ class Table:
             IcebergFormat(str(self.folder / "lake"), version=version),
             OWNER,
             lambda _: self.plan,
-            maintenance=MaintenancePlan(small_files=3, keep_seconds=0, keep_versions=1),
+            maintenance=MaintenanceSettings(
+                small_files=3, keep_snapshots_seconds=0, keep_snapshots=1
+            ),
         )
 
     def copy(self) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.reference import Source, copy_of, make_schema, reading_session
+from walflow.config import MaintenanceSettings
 from walflow.destinations.base import ConsistentCut, TableProgress
 from walflow.destinations.iceberg import IcebergFormat
-from walflow.destinations.lake import LakeDestination, MaintenancePlan, Owner
+from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.keeping import Keeping
 from walflow.model import Lsn, TableName
 
@@ -50,7 +51,7 @@ class Shop:
         self,
         spark: SparkSession,
         folder: Path,
-        maintenance: MaintenancePlan,
+        maintenance: MaintenanceSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.spark = spark
@@ -117,7 +118,7 @@ def rows_after(number: int) -> list[tuple[int, int]]:
 def test_cuts_outlive_batches_maintenance_and_the_process(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    maintenance = MaintenancePlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
+    maintenance = MaintenanceSettings(small_files=2, keep_snapshots_seconds=HOUR, keep_snapshots=1)
     shop = Shop(spark, tmp_path, maintenance)
     assert shop.destination.as_of() is None
     assert shop.destination.oldest_cut() is None
@@ -176,7 +177,7 @@ def test_cuts_that_are_past_go_and_their_versions_too(
     monkeypatch.setattr("walflow.destinations.lake.consistent_cuts._TIDY_EVERY", 3)
     # It must not depend on how long things take here.
     hours = 0
-    maintenance = MaintenancePlan(small_files=2, keep_seconds=HOUR, keep_versions=1)
+    maintenance = MaintenanceSettings(small_files=2, keep_snapshots_seconds=HOUR, keep_snapshots=1)
     shop = Shop(spark, tmp_path, maintenance, clock=lambda: time.time() + hours * HOUR)
     for number in range(1, 4):
         shop.batch(number)

@@ -19,10 +19,11 @@ from tests.destinations.reference import (
     reading_session,
     stored_rows,
 )
+from walflow.config import MaintenanceSettings
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.destinations.lake.format import Version
-from walflow.destinations.lake.maintenance import Due, MaintenancePlan, Schedule, given_up
+from walflow.destinations.lake.maintenance import Due, Schedule, given_up
 from walflow.errors import FailpointReached
 from walflow.failpoints import set_failpoints
 from walflow.model import Lsn, TableName
@@ -51,7 +52,7 @@ def versions_of_a_day(seconds: int = DAY, every: int = 1) -> list[Version]:
 
 def test_a_day_of_batches_a_second_leaves_few_versions_and_all_of_the_last_minutes() -> None:
     versions = versions_of_a_day()
-    gone = given_up(versions, NOW, MaintenancePlan(), ())
+    gone = given_up(versions, NOW, MaintenanceSettings(), ())
     kept = sorted({version.id for version in versions} - {version.id for version in gone})
     assert len(kept) < 1200
     # Whoever began to read a quarter of an hour ago finds all that it needs.
@@ -72,14 +73,14 @@ def test_what_a_quiet_table_was_stays_until_it_is_long_past() -> None:
         Version(number, datetime.fromtimestamp(NOW - ago, UTC), Lsn(number))
         for number, ago in times.items()
     ]
-    gone = given_up(versions, NOW, MaintenancePlan(keep_versions=1), ())
+    gone = given_up(versions, NOW, MaintenanceSettings(keep_snapshots=1), ())
     assert [version.id for version in gone] == [1]
 
 
 def test_versions_that_others_need_stay_and_the_last_position_does() -> None:
     versions = versions_of_a_day(1000)
     stamped, bare = versions[:-5], [Version(v.id, v.committed, None) for v in versions[-5:]]
-    maintenance = MaintenancePlan(keep_seconds=0, keep_versions=2)
+    maintenance = MaintenanceSettings(keep_snapshots_seconds=0, keep_snapshots=2)
     gone = given_up([*stamped, *bare], NOW, maintenance, {17})
     kept = {version.id for version in versions} - {version.id for version in gone}
     assert kept == {17, stamped[-1].id, bare[-2].id, bare[-1].id}
@@ -87,7 +88,7 @@ def test_versions_that_others_need_stay_and_the_last_position_does() -> None:
 
 def test_a_table_is_due_after_many_batches_or_some_time_and_costs_nothing_until_then() -> None:
     now = [0.0]
-    schedule = Schedule(MaintenancePlan(interval_seconds=300, small_files=10), lambda: now[0])
+    schedule = Schedule(MaintenanceSettings(interval_seconds=300, small_files=10), lambda: now[0])
     table = TableName("public", "t")
     assert not schedule.is_due(table)
     for _ in range(9):
@@ -111,7 +112,7 @@ def test_a_table_is_due_after_many_batches_or_some_time_and_costs_nothing_until_
 
 
 def test_nothing_is_due_where_it_is_switched_off() -> None:
-    schedule = Schedule(MaintenancePlan(enabled=False, small_files=2))
+    schedule = Schedule(MaintenanceSettings(enabled=False, small_files=2))
     for _ in range(5):
         schedule.committed(TableName("public", "t"))
     assert not schedule.is_due(TableName("public", "t"))
@@ -121,7 +122,7 @@ def test_nothing_is_due_where_it_is_switched_off() -> None:
 
 
 class Lake:
-    def __init__(self, spark: SparkSession, folder: Path, maintenance: MaintenancePlan) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, maintenance: MaintenanceSettings) -> None:
         (folder / "log").mkdir()
         self.spark = spark
         self.folder = folder / "ware house%20#?"
@@ -173,8 +174,8 @@ def test_batches_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A long time of small rounds, compressed."""
-    maintenance = MaintenancePlan(
-        interval_seconds=DAY, small_files=6, keep_seconds=0, keep_versions=15
+    maintenance = MaintenanceSettings(
+        interval_seconds=DAY, small_files=6, keep_snapshots_seconds=0, keep_snapshots=15
     )
     lake = Lake(spark, tmp_path, maintenance)
     reader = Reader(lake)
@@ -199,7 +200,7 @@ def test_batches_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it
         assert counts["data files"] <= 3
         assert counts["delete files"] <= 3
         assert counts["manifests"] <= 25
-        assert counts["snapshots"] <= maintenance.keep_versions + 1
+        assert counts["snapshots"] <= maintenance.keep_snapshots + 1
         assert counts["metadata files"] <= 22
         # No more after ten times than after four.
         assert counts["files on disk"] <= 1.5 * seen[1]["files on disk"]
@@ -246,7 +247,7 @@ class Reader(threading.Thread):
 def test_maintenance_that_is_broken_off_leaves_the_table_as_it_was(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    maintenance = MaintenancePlan(small_files=3, keep_seconds=0, keep_versions=1)
+    maintenance = MaintenanceSettings(small_files=3, keep_snapshots_seconds=0, keep_snapshots=1)
     lake = Lake(spark, tmp_path, maintenance)
     for point in ("maintain.compacted", "maintain.expire"):
         for number in range(4):
@@ -269,7 +270,7 @@ def test_maintenance_that_is_broken_off_leaves_the_table_as_it_was(
 
 @pytest.mark.spark
 def test_litter_goes_when_it_is_old(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path, MaintenancePlan())
+    lake = Lake(spark, tmp_path, MaintenanceSettings())
     data = lake.folder / "public/t/data"
     litter = [data / "copy-of-a-process-that-was-killed/range.parquet", data / "part.parquet"]
     for file in litter:

@@ -13,11 +13,12 @@ import pytest
 
 from tests.destinations.pairs import KEYED, Pair
 from tests.destinations.reference import make_schema
+from walflow.config import MaintenanceSettings
 from walflow.destinations.base import TableChanges
 from walflow.destinations.iceberg.columnar.engine import ColumnarTables
 from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.maintenance import Due, MaintenancePlan, Schedule
+from walflow.destinations.lake.maintenance import Due, Schedule
 from walflow.destinations.lake.owner import Place, position_of
 from walflow.errors import DestinationForeign, TableMoved, WalflowError
 from walflow.model import Lsn, TableSchema
@@ -105,7 +106,7 @@ def room(
 ) -> Iterator[Room]:
     if engine == "spark":
         monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
-    pair = Pair(spark, tmp_path, schema, lake_format, MaintenancePlan(small_files=2))
+    pair = Pair(spark, tmp_path, schema, lake_format, MaintenanceSettings(small_files=2))
     with pair.source.transaction():
         for number in range(1, 4):
             pair.source.insert(**({"id": number} if schema.key else {}), a=f"a{number}", n=1)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from tests.lake.equality import Lake, format_of
 from walflow.config import Settings
-from walflow.config.lake import EngineChoice
+from walflow.config.lake import EngineChoice, TablePlan
 from walflow.destinations.base import ConsistentCut, Destination, TableChanges, TableCopy, Written
-from walflow.destinations.lake import LakeDestination, Owner, plan_of
-from walflow.destinations.lake.table_schema import EXACT, TablePlan
+from walflow.destinations.lake import LakeDestination, Owner
+from walflow.destinations.lake.table_schema import EXACT
 from walflow.evolution import Evolution
 from walflow.model import Lsn, TableName, TableSchema
 
@@ -90,7 +90,7 @@ class BothEngines(Destination):
 
 def _lake(spark: SparkSession, settings: Settings, engine: EngineChoice) -> LakeDestination:
     def plan(name: TableName) -> TablePlan:
-        return plan_of(settings.apply, str(name))
+        return settings.apply.plan_of(str(name))
 
     owner = Owner(settings.name, "the source")
     return LakeDestination(spark, format_of(settings), owner, plan, engine=engine)

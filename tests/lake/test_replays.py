@@ -29,7 +29,7 @@ from tests.lake.equality import (
 from tests.pipeline.running import catch_up, running, settings_for
 from walflow.config import Settings
 from walflow.destinations.base import TableChanges
-from walflow.destinations.lake import LakeDestination, Owner, plan_of
+from walflow.destinations.lake import LakeDestination, Owner
 from walflow.model import Span
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Recorder(LakeDestination):
         *,
         writes: bool = True,
     ) -> None:
-        plans = {f"public.{t}": plan_of(settings.apply, f"public.{t}") for t in TABLES}
+        plans = {f"public.{t}": settings.apply.plan_of(f"public.{t}") for t in TABLES}
         owner = Owner(settings.name, "the source")
         super().__init__(spark, format_of(settings), owner, lambda name: plans[str(name)])
         self.given = given

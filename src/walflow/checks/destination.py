@@ -18,7 +18,7 @@ from walflow.destinations import (
     warehouse_of,
 )
 from walflow.destinations.base import Capabilities, Destination
-from walflow.destinations.lake import LakeDestination, plan_of
+from walflow.destinations.lake import LakeDestination
 from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError, DestinationForeign
 from walflow.mapping import TableMapping
@@ -81,7 +81,7 @@ def _schemas(facts: Facts) -> Iterator[Finding]:
     mapping = TableMapping(settings.mapping)
     for table in facts.tables:
         schema = replace(table.schema, name=mapping.destination(table.name))
-        plan = plan_of(settings.apply, str(table.name))
+        plan = settings.apply.plan_of(str(table.name))
         try:
             lake_table_schema(schema, plan, overflow=False)
         except DestinationError as refusal:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from walflow.config import ApplySettings
-from walflow.config.lake import WantedOfTable
+from walflow.config.lake import TablePlan
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.state.phases import FOLLOWED
 from walflow.pipeline.state.process_marks import is_held
@@ -28,7 +28,7 @@ class TableOverview:
     destination: TableName
     lag_bytes: int | None
     """None before the table is followed, and if the source's position is not known."""
-    wanted: WantedOfTable | None
+    wanted: TablePlan | None
     """None: not known."""
 
     @property
@@ -112,7 +112,7 @@ def read_overview(
             state,
             mappings.get(oid, state.table),
             _lag_bytes(oid, state, None if lease is None else lease.report),
-            None if apply is None else apply.wanted_of(str(state.table)),
+            None if apply is None else apply.plan_of(str(state.table)),
         )
         for oid, state in store.get_table_replication_states().items()
     ]

@@ -15,9 +15,10 @@ __all__ = [
     "DroppedColumns",
     "EngineChoice",
     "MaintenanceSettings",
+    "Metadata",
     "Mode",
+    "TablePlan",
     "TableSettings",
-    "WantedOfTable",
 ]
 
 Mode = Literal["mirror", "soft_delete", "history", "scd2"]
@@ -32,14 +33,6 @@ class TableSettings(Section):
     on_column_dropped: DroppedColumns | None = Field(
         None, description="What happens to dropped columns; see apply.on_column_dropped."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class WantedOfTable:
-    """What holds for a table in the end."""
-
-    mode: Mode
-    on_column_dropped: DroppedColumns
 
 
 TableOptions = Annotated[dict[SourceTable, TableSettings], BeforeValidator(parse_object)]
@@ -100,12 +93,14 @@ class ApplySettings(Section):
         "history}}.",
     )
 
-    def wanted_of(self, table: str | None) -> WantedOfTable:
+    def plan_of(self, table: str | None = None) -> TablePlan:
         """Of a table of the source (schema.table), or of all others."""
         own = self.tables.get(table) if table is not None else None
-        return WantedOfTable(
+        names = Metadata(self.change_type_column, self.lsn_column, self.timestamp_column)
+        return TablePlan(
             (own and own.mode) or self.mode,
             (own and own.on_column_dropped) or self.on_column_dropped,
+            names if self.metadata else None,
         )
 
     @model_validator(mode="after")
@@ -115,6 +110,27 @@ class ApplySettings(Section):
                 "change_type_column, lsn_column and timestamp_column must have different names"
             )
         return self
+
+
+_DEFAULTS = ApplySettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The names of the columns that tell by which change a row came to be."""
+
+    change_type: str = _DEFAULTS.change_type_column
+    lsn: str = _DEFAULTS.lsn_column
+    timestamp: str = _DEFAULTS.timestamp_column
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What holds for one table in the end."""
+
+    mode: Mode = _DEFAULTS.mode
+    on_column_dropped: DroppedColumns = _DEFAULTS.on_column_dropped
+    metadata: Metadata | None = Metadata()
 
 
 class MaintenanceSettings(Section):

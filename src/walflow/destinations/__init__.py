@@ -147,7 +147,7 @@ def open_destination(
     warehouse = warehouse_of(settings.destination.uri)
     check_folder(warehouse)
     from walflow.destinations.class_archive import archived_by
-    from walflow.destinations.lake import LakeDestination, Owner, maintenance_of, plan_of
+    from walflow.destinations.lake import LakeDestination, Owner
     from walflow.destinations.lake.noted_cuts import NotedCuts
     from walflow.spark.jobs import BackgroundJobs
     from walflow.spark.session import make_session
@@ -163,17 +163,17 @@ def open_destination(
         )
     mapping = TableMapping(settings.mapping)
     plans = {
-        mapping.destination(TableName.parse(table)): plan_of(settings.apply, table)
+        mapping.destination(TableName.parse(table)): settings.apply.plan_of(table)
         for table in settings.apply.tables
     }
-    others = plan_of(settings.apply)
+    others = settings.apply.plan_of()
     owner = Owner(settings.name, source, timeline)
     destination = LakeDestination(
         spark,
         format,
         owner,
         lambda name: plans.get(name, others),
-        maintenance=maintenance_of(settings.maintenance),
+        maintenance=settings.maintenance,
         engine=settings.apply.engine,
         noted=NotedCuts(settings.cuts_file, place_of(settings)),
     )

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+from walflow.config.lake import Metadata, TablePlan
 from walflow.destinations.lake.destination import LakeDestination
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.maintenance import MaintenancePlan, maintenance_of
 from walflow.destinations.lake.owner import Owner
-from walflow.destinations.lake.table_schema import EXACT, Metadata, TablePlan, plan_of
+from walflow.destinations.lake.table_schema import EXACT
 
-__all__ = [
-    "EXACT",
-    "LakeDestination",
-    "LakeFormat",
-    "MaintenancePlan",
-    "Metadata",
-    "Owner",
-    "TablePlan",
-    "maintenance_of",
-    "plan_of",
-]
+__all__ = ["EXACT", "LakeDestination", "LakeFormat", "Metadata", "Owner", "TablePlan"]

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from walflow.config import MaintenanceSettings
+from walflow.config.lake import TablePlan
 from walflow.destinations.base import ConsistentCut
 from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.keeping import Keeping
-from walflow.destinations.lake.maintenance import Due, MaintenancePlan, maintain
+from walflow.destinations.lake.maintenance import Due, maintain
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
-from walflow.destinations.lake.table_schema import LakeTableSchema, TablePlan, lake_table_schema
+from walflow.destinations.lake.table_schema import LakeTableSchema, lake_table_schema
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ _ARROW_TYPES = {
 }
 
 _TIDY_EVERY = 128
-_MAINTENANCE = MaintenancePlan(
-    small_files=32, target_bytes=32 << 20, keep_seconds=300, keep_versions=20
+_MAINTENANCE = MaintenanceSettings(
+    small_files=32, target_file_bytes=32 << 20, keep_snapshots_seconds=300, keep_snapshots=20
 )
 """Of the table itself: it is read for moments, and nobody asks what it once was."""
 

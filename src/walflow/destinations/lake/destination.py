@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from walflow.config.lake import EngineChoice
+from walflow.config import MaintenanceSettings
+from walflow.config.lake import EngineChoice, TablePlan
 from walflow.destinations.base import (
     Capabilities,
     ConsistentCut,
@@ -24,7 +25,7 @@ from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
 from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
 from walflow.destinations.lake.known_tables import KnownTables
-from walflow.destinations.lake.maintenance import MaintenancePlan, Schedule, maintain
+from walflow.destinations.lake.maintenance import Schedule, maintain
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.destinations.lake.owner import Owner, Stamp
@@ -41,7 +42,6 @@ from walflow.destinations.lake.table_schema import (
     COPY,
     EXACT,
     LakeTableSchema,
-    TablePlan,
     has_columns,
     is_as_planned,
     lake_table_schema,
@@ -73,7 +73,7 @@ class LakeDestination(Destination):
         owner: Owner,
         plan: Callable[[TableName], TablePlan] = lambda table: TablePlan(),
         *,
-        maintenance: MaintenancePlan | None = None,
+        maintenance: MaintenanceSettings | None = None,
         engine: EngineChoice = "auto",
         noted: NotedCuts | None = None,
         clock: Callable[[], float] = time.time,
@@ -84,12 +84,12 @@ class LakeDestination(Destination):
         self._format = format
         self._owner = owner
         self._plan = plan
-        self._maintenance = maintenance or MaintenancePlan()
+        self._maintenance = maintenance or MaintenanceSettings()
         self._schedule = Schedule(self._maintenance)
         self._clock = clock
         self._engines = Engines(format, engine)
         self._cuts = ConsistentCuts(
-            format, self._engines, owner, self._maintenance.keep_seconds, noted, clock
+            format, self._engines, owner, self._maintenance.keep_snapshots_seconds, noted, clock
         )
         self._sessions = SessionPool(spark, format.session_conf)
         self._tables = KnownTables(format, owner)

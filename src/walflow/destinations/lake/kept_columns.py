@@ -12,9 +12,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from walflow.config.lake import TablePlan
 from walflow.destinations.base import FormerChanges, TableChanges
 from walflow.destinations.lake.format import Stored
-from walflow.destinations.lake.table_schema import COLUMNS, TablePlan, column_numbers, keeps_dropped
+from walflow.destinations.lake.table_schema import COLUMNS, column_numbers, keeps_dropped
 from walflow.evolution import Evolution, widens
 from walflow.model import Column, TableSchema
 

@@ -20,43 +20,11 @@ from walflow.model import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Due", "MaintenancePlan", "Schedule", "given_up", "maintain", "maintenance_of"]
+__all__ = ["Due", "Schedule", "given_up", "maintain"]
 
 _FIRST_ORPHANS_SECONDS = 3600.0
 _ORPHANS_SECONDS = 86_400.0
 """How often litter is looked for: that means to look at every file."""
-
-
-_DEFAULTS = MaintenanceSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenancePlan:
-    """What is wanted, for every table."""
-
-    enabled: bool = _DEFAULTS.enabled
-    interval_seconds: float = _DEFAULTS.interval_seconds
-    small_files: int = _DEFAULTS.small_files
-    target_bytes: int = _DEFAULTS.target_file_bytes
-    keep_seconds: float = _DEFAULTS.keep_snapshots_seconds
-    keep_versions: int = _DEFAULTS.keep_snapshots
-    orphans_seconds: float = _DEFAULTS.orphans_seconds
-
-    @property
-    def compaction(self) -> Compaction:
-        return Compaction(self.small_files, self.target_bytes)
-
-
-def maintenance_of(settings: MaintenanceSettings) -> MaintenancePlan:
-    return MaintenancePlan(
-        settings.enabled,
-        settings.interval_seconds,
-        settings.small_files,
-        settings.target_file_bytes,
-        settings.keep_snapshots_seconds,
-        settings.keep_snapshots,
-        settings.orphans_seconds,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +49,7 @@ class Schedule:
     """When tables are due. In memory: asked after each round, it must cost nothing."""
 
     def __init__(
-        self, maintenance: MaintenancePlan, clock: Callable[[], float] = time.monotonic
+        self, maintenance: MaintenanceSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._maintenance = maintenance
         self._clock = clock
@@ -129,7 +97,7 @@ def maintain(
     format: LakeFormat,
     engines: Engines,
     name: TableName,
-    maintenance: MaintenancePlan,
+    maintenance: MaintenanceSettings,
     due: Due,
     needed: Callable[[], Collection[int]],
     stamp: Stamp,
@@ -138,10 +106,11 @@ def maintain(
     """Do what is due. What it commits has the stamp; ``needed`` says which versions others
     need."""
     if due.compact:
-        engines.compact(spark, name, maintenance.compaction, stamp)
+        policy = Compaction(maintenance.small_files, maintenance.target_file_bytes)
+        engines.compact(spark, name, policy, stamp)
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
-    if len(versions) > maintenance.keep_versions:
+    if len(versions) > maintenance.keep_snapshots:
         gone = given_up(versions, clock(), maintenance, needed())
         if gone:
             with format.stamped(spark, stamp):
@@ -153,10 +122,13 @@ def maintain(
 
 
 def given_up(
-    versions: Sequence[Version], now: float, maintenance: MaintenancePlan, needed: Collection[int]
+    versions: Sequence[Version],
+    now: float,
+    maintenance: MaintenanceSettings,
+    needed: Collection[int],
 ) -> list[Version]:
     """Of a table's versions, oldest to newest, those that can go."""
     positioned = [version for version in versions if version.position is not None]
-    kept = {version.id for version in (*versions[-maintenance.keep_versions :], *positioned[-1:])}
-    kept |= kept_over_time(versions, now, maintenance.keep_seconds) | set(needed)
+    kept = {version.id for version in (*versions[-maintenance.keep_snapshots :], *positioned[-1:])}
+    kept |= kept_over_time(versions, now, maintenance.keep_snapshots_seconds) | set(needed)
     return [version for version in versions if version.id not in kept]

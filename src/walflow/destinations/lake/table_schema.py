@@ -6,8 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from walflow.config import ApplySettings
-from walflow.config.lake import DroppedColumns, Mode
+from walflow.config.lake import Metadata, Mode, TablePlan
 from walflow.destinations.lake.written_back import CHANGED_ROWS
 from walflow.errors import DestinationError
 from walflow.model import Column, TableName, TableSchema
@@ -26,15 +25,12 @@ __all__ = [
     "VALID_FROM",
     "VALID_TO",
     "LakeTableSchema",
-    "Metadata",
     "StoredColumn",
-    "TablePlan",
     "column_numbers",
     "has_columns",
     "is_as_planned",
     "keeps_dropped",
     "lake_table_schema",
-    "plan_of",
     "table_properties",
 ]
 
@@ -55,38 +51,6 @@ number by its name here."""
 DELETED = "_DELETED"
 SEQ = "_SEQ"
 VALID_FROM, VALID_TO, CURRENT = "_VALID_FROM", "_VALID_TO", "_CURRENT"
-
-
-_DEFAULTS = ApplySettings()
-
-
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """The names of the columns that tell by which change a row came to be."""
-
-    change_type: str = _DEFAULTS.change_type_column
-    lsn: str = _DEFAULTS.lsn_column
-    timestamp: str = _DEFAULTS.timestamp_column
-
-
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """What is wanted of one table."""
-
-    mode: Mode = _DEFAULTS.mode
-    on_column_dropped: DroppedColumns = _DEFAULTS.on_column_dropped
-    metadata: Metadata | None = Metadata()
-
-
-def plan_of(settings: ApplySettings, table: str | None = None) -> TablePlan:
-    """What the settings say of a table of the source (schema.table), or of all others."""
-    wanted = settings.wanted_of(table)
-    names = Metadata(settings.change_type_column, settings.lsn_column, settings.timestamp_column)
-    return TablePlan(
-        mode=wanted.mode,
-        on_column_dropped=wanted.on_column_dropped,
-        metadata=names if settings.metadata else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)

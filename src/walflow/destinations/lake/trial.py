@@ -6,9 +6,10 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from walflow.config.lake import TablePlan
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp
-from walflow.destinations.lake.table_schema import TablePlan, lake_table_schema
+from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.errors import DestinationError
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from walflow.config.lake import TablePlan
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.batch import Batch
 from walflow.destinations.lake.engines import Engines, SparkEngine
 from walflow.destinations.lake.format import LakeFormat
 from walflow.destinations.lake.owner import Owner, Stamp
 from walflow.destinations.lake.sessions import SessionPool
-from walflow.destinations.lake.table_schema import TablePlan, lake_table_schema
+from walflow.destinations.lake.table_schema import lake_table_schema
 from walflow.model import ChangeStats, Column, Lsn, PgType, TableName, TableSchema
 from walflow.spark.changes import changes_schema
 

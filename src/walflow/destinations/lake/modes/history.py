@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
+from walflow.config.lake import Metadata
 from walflow.destinations.lake.batch import Batch, stored_rows, stored_values
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.merging import assignments, inserted, our_values, viewed
 from walflow.destinations.lake.modes.timelines import filled_from, row_changes, stored_key
-from walflow.destinations.lake.table_schema import SEQ, LakeTableSchema, Metadata
+from walflow.destinations.lake.table_schema import SEQ, LakeTableSchema
 from walflow.model import ChangeType
 from walflow.spark.connect import is_remote_session
 from walflow.spark.names import SOURCE, TARGET, quoted
