@@ -170,7 +170,6 @@ def main() -> None:
         end_child_session,
         make_session,
         stop_session,
-        warm_up,
     )
 
     settings = SparkSettings.model_validate_json(sys.argv[1])
@@ -189,7 +188,6 @@ def main() -> None:
         for name in ("spark.sql.caseSensitive", "spark.sql.shuffle.partitions")
     ]
     end_child_session(child)
-    warm_up(spark)
     scenarios: list[Callable[[SparkSession, Path], object]]
     scenarios = [run_walflow, cancel_one_of_two, lack_executors]
     if settings.remote is not None:

@@ -32,7 +32,6 @@ try:
     sessions.make_session(settings)
 except SparkError as error:
     second = str(error)
-sessions.warm_up(spark)
 def same(batches):
     import sys
     for batch in batches:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 from walflow.config import SparkSettings, load_settings
 from walflow.destinations import open_destination
 from walflow.spark.class_archive import make_archive
-from walflow.spark.session import make_session, stop_session, warm_up
+from walflow.spark.session import make_session, stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["archived_by"]
 
@@ -19,10 +23,23 @@ def archived_by(lake: str = "") -> tuple[str, ...]:
     return ("-m", "walflow.destinations.class_archive", lake)
 
 
+def _query(session: SparkSession) -> None:
+    """Small queries of the kinds that changes need."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sf
+
+    rows = session.range(100).select("id", (sf.col("id") % 7).alias("key"))
+    last = sf.row_number().over(Window.partitionBy("key").orderBy(sf.desc("id")))
+    newest = rows.withColumn("n", last).where("n = 1").persist()
+    newest.count()
+    rows.join(newest, "key", "left").groupBy("n").count().collect()
+    newest.unpersist()
+
+
 def _run(lake: str) -> None:
     if not lake:
         session = make_session(SparkSettings())
-        warm_up(session)
+        _query(session)
         stop_session(session)
         return
     with tempfile.TemporaryDirectory(prefix="walflow-classes-") as folder:

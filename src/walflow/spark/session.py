@@ -52,7 +52,6 @@ __all__ = [
     "jvm_ended_error",
     "make_session",
     "stop_session",
-    "warm_up",
 ]
 
 # Settings of a driver, which a client of a Spark Connect server does not have.
@@ -232,23 +231,6 @@ def end_child_session(session: SparkSession) -> None:
     """
     if is_remote_session(session):
         release_remote(session)
-
-
-def warm_up(session: SparkSession) -> None:
-    """Run small queries of the kinds that rounds need, so that the first real one is quick.
-
-    Meant for a thread of its own while the copy runs. Touches no table; a destination warms its
-    own writes up.
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as sf
-
-    rows = session.range(100).select("id", (sf.col("id") % 7).alias("key"))
-    last = sf.row_number().over(Window.partitionBy("key").orderBy(sf.desc("id")))
-    newest = rows.withColumn("n", last).where("n = 1").persist()
-    newest.count()
-    rows.join(newest, "key", "left").groupBy("n").count().collect()
-    newest.unpersist()
 
 
 def cores(session: SparkSession) -> int:
