@@ -20,7 +20,8 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "Capabilities ConsistentCut Destination FormerChanges TableChanges TableCopy TableProgress"
+        "Capabilities ConsistentCut Destination FormerChanges TableChanges TableCopy TableProgress "
+        "Written"
     ),
     "walflow.destinations.own": (
         "BasicDestination OptionalCalls OwnDestination adapted capabilities_of"

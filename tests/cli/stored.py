@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -102,9 +102,16 @@ def put_shop(store: Store) -> None:
     )
 
 
-def run_it(store: Store, *, reported: bool = True, seconds: float = 60.0) -> None:
+def run_it(
+    store: Store,
+    *,
+    reported: bool = True,
+    seconds: float = 60.0,
+    batches: Mapping[str, int] | None = None,
+) -> None:
     """As if this process ran the pipeline."""
     store.acquire_lease(HOLDER, seconds)
     if reported:
-        report = Report(Lsn(0x3000), Lsn(0x2800), Lsn(0x1800), 1.25, time.time() - 3)
+        positions = Lsn(0x3000), Lsn(0x2800), Lsn(0x1800)
+        report = Report(*positions, 1.25, time.time() - 3, batches=batches or {})
         store.renew_lease(HOLDER, seconds, report)

@@ -156,6 +156,15 @@ def test_what_programs_read(store: Store, log: Path, capsys: pytest.CaptureFixtu
     assert [set(request) for request in read["requests"]] == [{"id", "table", "action", "asked"}]
 
 
+def test_batches_by_engine(store: Store, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_shop(store)
+    run_it(store, batches={"columnar": 1203, "spark (size)": 4})
+    status(log)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "batches written since the start: 1,203 columnar, 4 spark (size)"
+    assert read_json(log, capsys)["report"]["batches"] == {"columnar": 1203, "spark (size)": 4}
+
+
 def test_only_errors(store: Store, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_shop(store)
     read = read_json(log, capsys, "--errors")

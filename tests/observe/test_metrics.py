@@ -111,6 +111,17 @@ def test_life_of_a_pipeline() -> None:
     assert value("worker_errors_total", worker="apply", error="ValueError") == 1
 
 
+def test_batches_by_engine_and_why_it_was_spark() -> None:
+    metrics = Metrics()
+    pipeline = metrics.pipeline("p")
+    for _ in range(2):
+        pipeline.batch_written("columnar", "")
+    pipeline.batch_written("spark", "size")
+    labels = {"pipeline": "p", "engine": "spark", "fallback": "size"}
+    assert metrics.registry.get_sample_value("etl_batches_written_total", labels) == 1
+    assert pipeline.batches_written() == {"columnar": 2, "spark (size)": 1}
+
+
 def fetch(url: str) -> str:
     with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())

@@ -289,7 +289,7 @@ class Batches:
     def _apply(self, changes: TableChanges) -> None:
         written = self.destination.apply(changes)
         if written is not None:
-            self._metrics.batch_written(written.engine, written.fallback or "")
+            self.run.metrics.batch_written(written.engine, written.fallback or "")
 
 
 def _is_called_like(schema: TableSchema, other: TableSchema) -> bool:
