@@ -20,7 +20,7 @@ NAMES = {
         "TypeSettings host_and_port load_settings redacted"
     ),
     "walflow.destinations.base": (
-        "Capabilities ConsistentCut Destination FormerChanges TableChanges TableCopy TableProgress "
+        "Capabilities ConsistentCut Destination FormerChanges TableChanges TableCopy CutTable "
         "Written"
     ),
     "walflow.destinations.own": (

@@ -119,14 +119,14 @@ def test_the_sql_reads_all_tables_as_of_one_commit(
 
     # What is noted is what is in the lake.
     assert err == ""
-    (room.path / "log" / "pictures.db").unlink()
+    (room.path / "log" / "cuts.db").unlink()
     code, out, err = ask("--json", *found_by)
     assert "Starting Spark to look into the destination" in err
     assert json.loads(out) == shown
 
     # Maybe of one table only: of the one that was ready first.
     ((oldest,),) = reader.sql(
-        "SELECT min_by(since_lsn, lsn) FROM lake._walflow.progress_shop"
+        "SELECT min_by(since_lsn, lsn) FROM lake._walflow.consistent_cuts_shop"
     ).collect()
     code, out, err = ask("0/1", *options)
     assert code == ConsistentCutGone.exit_code

@@ -14,7 +14,7 @@ from walflow.cli import _exit_code
 from walflow.config import Settings, load_settings
 from walflow.destinations import place_of
 from walflow.destinations.base import ConsistentCut
-from walflow.destinations.lake.consistent_cuts import KeptTable
+from walflow.destinations.lake.consistent_cuts import RecordedTable
 from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.model import Lsn, Phase, TableName
 from walflow.pipeline.state.pipeline_notes import remember
@@ -36,7 +36,7 @@ def ran(settings: Settings) -> Path:
     remember(settings.with_publication(settings.publication), "7/shop")
     orders = TableName("public", "orders")
     cut = ConsistentCut(Lsn(1), Lsn(2), None, ())
-    kept = KeptTable(orders, orders, 7, Lsn(2))
+    kept = RecordedTable(orders, orders, 7, Lsn(2))
     noted, now = NotedCuts(settings.cuts_file, place_of(settings)), time.time()
     noted.record(cut, {kept: QUERY}, now, now + 3600)
     with opened(folder) as store:
@@ -62,7 +62,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 def test_no_file_beside_the_log_has_a_secret(home: Path) -> None:
     folder = ran(shop(**{"spark.conf": {"spark.hadoop.fs.s3a.secret.key": "hush"}}))
     files = [file for file in folder.rglob("*") if file.is_file()]
-    assert {"pictures.db", "pipeline.json", "state.db"} <= {file.name for file in files}
+    assert {"cuts.db", "pipeline.json", "state.db"} <= {file.name for file in files}
     assert [file for file in files if b"hush" in file.read_bytes()] == []
 
 
@@ -79,7 +79,7 @@ def test_a_command_that_needs_a_secret_names_it(
     home: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     folder = ran(shop())
-    (folder / "pictures.db").unlink()
+    (folder / "cuts.db").unlink()
     assert _exit_code([*command, "--name", "shop"]) == 2
     said = told(capsys)
     assert "pipeline shop was given destination.options.uri, destination.options.token" in said

@@ -65,7 +65,7 @@ def test_from_set_aside_to_dropped(
     assert {path.parent.name for path in (room.path / "lake").glob("*/*/metadata")} == {
         "bad",
         "good",
-        "progress_shop",
+        "consistent_cuts_shop",
     }
 
     # Found by its log; of what it was told, only the password was not noted.

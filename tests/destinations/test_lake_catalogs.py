@@ -23,7 +23,7 @@ from tests.destinations.reference import (
     reading_session,
     rows_of,
 )
-from walflow.destinations.base import ConsistentCut, TableChanges, TableProgress
+from walflow.destinations.base import ConsistentCut, CutTable, TableChanges
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination
 from walflow.errors import DestinationError
@@ -286,7 +286,7 @@ def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
 def shown_in_cut(lake: Lake) -> list[list[str]]:
     """The columns of each row in a picture that is made now."""
     at = lake.source.position
-    lake.destination.keep_cut(ConsistentCut(at, at, None, (TableProgress(NAME, NAME, at),)))
+    lake.destination.keep_cut(ConsistentCut(at, at, None, (CutTable(NAME, NAME, at),)))
     found = lake.destination.as_of()
     assert found is not None
     (query,) = found.queries

@@ -13,10 +13,10 @@ import pytest
 
 from tests.destinations.reference import Source, copy_of, make_schema, reading_session
 from walflow.config import MaintenanceSettings
-from walflow.destinations.base import ConsistentCut, TableProgress
+from walflow.destinations.base import ConsistentCut, CutTable
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
-from walflow.destinations.lake.keeping import Keeping
+from walflow.destinations.lake.retention import Retention
 from walflow.model import Lsn, TableName
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HOUR, DAY = 3600.0, 86_400.0
 
 
 def test_fewer_cuts_are_kept_the_older_they_get() -> None:
-    keeping = Keeping(10 * DAY)
+    keeping = Retention(10 * DAY)
     kept = [(now, keeping.seconds(now)) for now in range(1_800_000_000, 1_800_007_200)]
     assert kept[0][1] == 10 * DAY
     # Of two hours of pictures, after a quarter of an hour, an hour, and a day.
@@ -40,7 +40,7 @@ def test_fewer_cuts_are_kept_the_older_they_get() -> None:
 
 
 def test_none_is_kept_for_longer_than_the_settings_say() -> None:
-    keeping = Keeping(60)
+    keeping = Retention(60)
     assert {keeping.seconds(now) for now in range(1000)} == {60}
 
 
@@ -87,7 +87,7 @@ class Shop:
         """The tables have the same positions here."""
         position = self.sources[0].position
         tables = tuple(
-            TableProgress(source.schema.name, source.schema.name, source.position)
+            CutTable(source.schema.name, source.schema.name, source.position)
             for source in self.sources
         )
         upto = Lsn(position + 3)
@@ -148,10 +148,9 @@ def test_cuts_outlive_batches_maintenance_and_the_process(
     # Another process goes on with the same table, and a drop finds it.
     shop.destination.shutdown()
     again = LakeDestination(spark, shop.format, OWNER)
-    assert TableName("_walflow", "progress_shop") in again.own_tables()
+    assert TableName("_walflow", "consistent_cuts_shop") in again.own_tables()
     tables = tuple(
-        TableProgress(source.schema.name, source.schema.name, source.position)
-        for source in shop.sources
+        CutTable(source.schema.name, source.schema.name, source.position) for source in shop.sources
     )
     assert again.keep_cut(ConsistentCut(Lsn(5000), Lsn(5000), None, tables))
     last = again.as_of()
@@ -183,7 +182,7 @@ def test_cuts_that_are_past_go_and_their_versions_too(
         shop.batch(number)
         shop.record()
         hours += 2
-    rows = shop.reader.sql("SELECT DISTINCT lsn FROM lake._walflow.progress_shop").collect()
+    rows = shop.reader.sql("SELECT DISTINCT lsn FROM lake._walflow.consistent_cuts_shop").collect()
     assert len(rows) == 1, "the others were tidied away"
     shop.maintain()
     # It is past too, by now, but nothing newer is there, and the tables are as it shows them.

@@ -564,7 +564,7 @@ def test_what_cannot_be_followed_changes_nothing(evolving: MakeEvolving) -> None
     with pytest.raises(NotFollowed, match="has a column extra already"):
         pair.destination.evolve(way_to(ABC, after, {}))
     other = form({"id": "1 bigint", "a": "3 string"})
-    with pytest.raises(NotFollowed, match="neither form"):
+    with pytest.raises(NotFollowed, match="neither schema"):
         pair.destination.evolve(way_to(other, after, {}))
     pair.check()
 

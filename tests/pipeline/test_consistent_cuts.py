@@ -181,10 +181,10 @@ def transfers(database: Database) -> Iterator[None]:
 def positions(spark: SparkSession, folder: Path, after: Lsn) -> list[Lsn]:
     """Of the pictures behind ``after`` that are kept, oldest first."""
     reader = reading_session(spark, folder / "lake")
-    if not reader.catalog.tableExists("lake._walflow.progress_test"):
+    if not reader.catalog.tableExists("lake._walflow.consistent_cuts_test"):
         return []
     rows = reader.sql(
-        "SELECT DISTINCT lsn FROM lake._walflow.progress_test"
+        "SELECT DISTINCT lsn FROM lake._walflow.consistent_cuts_test"
         f" WHERE lsn > {int(after)} ORDER BY lsn"
     )
     return [Lsn(row["lsn"]) for row in rows.collect()]

@@ -403,7 +403,7 @@ def test_tables_that_are_no_longer_followed(
     other.destination.copy(copy_of(theirs, [], Lsn(1)))
     other.close()
     followed = {"steady", "renamed", "leaves", "after"}
-    assert tables_in(lake) == {*followed, "kept", "progress_test"}
+    assert tables_in(lake) == {*followed, "kept", "consistent_cuts_test"}
     told: list[str] = []
     with closing(open_store(settings)) as store:
         found = find_remains(settings, store)

@@ -25,7 +25,7 @@ from tests.destinations.test_lake_catalogs import (
 from tests.spark.rest_catalog import serving_catalog
 from walflow.destinations.iceberg.columnar import IcebergTable
 from walflow.destinations.iceberg.tables import make_namespace
-from walflow.destinations.lake.consistent_cuts import progress_table
+from walflow.destinations.lake.consistent_cuts import cuts_table
 from walflow.evolution import evolution
 from walflow.model import TableName
 from walflow.spark.jars import Package, find_jars
@@ -103,7 +103,7 @@ def test_from_the_copy_to_the_end(
     assert lake.destination.rename(schema, OTHER)
     lake.source.schema = schema = replace(schema, name=OTHER)
     lake.check()
-    cuts = progress_table(OWNER.pipeline)
+    cuts = cuts_table(OWNER.pipeline)
     assert lake.destination.own_tables() == [cuts, OTHER]
     lake.destination.drop(schema)
     assert lake.destination.own_tables() == [cuts]

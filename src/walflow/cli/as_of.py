@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from walflow.config import Settings
-    from walflow.destinations.lake.consistent_cuts import AsOf, KeptCut
+    from walflow.destinations.lake.consistent_cuts import AsOf, RecordedCut
     from walflow.model import Lsn, Phase, TableName
 
 __all__ = ["as_of"]
@@ -34,9 +34,10 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
     epilog="While tables change, the pipeline records a consistent cut every few seconds: which "
     "snapshots of the tables belong together. This command prints the newest cut, or the newest up "
     "to LSN or --at, and for each table the query that reads it. All tables then show the source "
-    "at the same commit. The cuts are in the destination, in _walflow.progress_<name>. All are "
-    "kept for 15 minutes, then one a minute for an hour, one in ten minutes for a day, one an hour "
-    "for 30 days, at most for maintenance.keep_snapshots_seconds.\n\n"
+    "at the same commit. The cuts are in the destination, in "
+    "_walflow.consistent_cuts_<name>. All are kept for 15 minutes, then one a minute for an hour, "
+    "one in ten minutes for a day, one an hour for 30 days, "
+    "at most for maintenance.keep_snapshots_seconds.\n\n"
     "LSN is a position as Postgres writes it (0/16B3748), or a number as in the column _LSN.\n\n"
     "The pipeline need not run, and the source is not asked. The cuts are also noted beside the "
     "change log. Spark is started only if that is not enough: if the store is not a file of this "
@@ -194,7 +195,7 @@ def _read(settings: Settings, at: Lsn | None, when: datetime | None, *, debug: b
 
 
 def _nothing(
-    settings: Settings, at: Lsn | None, when: datetime | None, oldest: KeptCut | None
+    settings: Settings, at: Lsn | None, when: datetime | None, oldest: RecordedCut | None
 ) -> Exception:
     from walflow.errors import ConsistentCutGone, NoConsistentCut
 
@@ -219,7 +220,7 @@ def _uri(settings: Settings) -> str:
     return redacted(settings.destination.uri)
 
 
-def _written(cut: KeptCut) -> str:
+def _written(cut: RecordedCut) -> str:
     if cut.commit_time is not None:
         return f"committed {_iso(cut.commit_time)}"
     return f"recorded {_iso(cut.recorded)}"

@@ -13,7 +13,7 @@ from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import TableState
 from walflow.states import TableError, stands_at
 
-__all__ = ["Meter", "Progress", "TableProgress"]
+__all__ = ["CutTable", "Meter", "Progress"]
 
 _WINDOW_SECONDS = 6.0
 _COPY_SECONDS = 30.0
@@ -21,7 +21,7 @@ _COPY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class TableProgress:
+class CutTable:
     name: TableName
     phase: Phase
     since: float
@@ -64,7 +64,7 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    tables: tuple[TableProgress, ...]
+    tables: tuple[CutTable, ...]
     log_end: Lsn
     applied: Lsn
     lag_seconds: float
@@ -97,12 +97,12 @@ class Progress:
         return sum(table.copying for table in self.tables)
 
     @property
-    def set_aside(self) -> tuple[TableProgress, ...]:
+    def set_aside(self) -> tuple[CutTable, ...]:
         """By name, as all tables are."""
         return tuple(table for table in self.failing if table.set_aside)
 
     @property
-    def failing(self) -> tuple[TableProgress, ...]:
+    def failing(self) -> tuple[CutTable, ...]:
         """By name, so that tables that are tried again and again keep their places."""
         failing = (table for table in self.tables if table.failing)
         return tuple(sorted(failing, key=lambda table: table.name))
@@ -164,8 +164,8 @@ def _speed(before: int, after: int, first: _Sample, last: _Sample) -> float:
 
 def _table(
     state: TableState, wal_end: Lsn, changes_per_second: float, rows_per_second: float
-) -> TableProgress:
-    return TableProgress(
+) -> CutTable:
+    return CutTable(
         name=state.name,
         phase=state.phase,
         since=state.since,

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-CUTS_FILE = "pictures.db"
+CUTS_FILE = "cuts.db"
 
 
 def _without_secrets(values: Mapping[str, str]) -> dict[str, str]:

@@ -137,7 +137,7 @@ def open_destination(
     """Start Spark (unless a session is given) and open the destination that the settings name.
 
     ``source`` tells sources apart: a table that came from another one is not touched.
-    ``timeline``, of the source's log at the start, is told by commits only.
+    ``timeline``, of the source's log at the start, is only noted in commits.
     Warming up goes on in the background, so that it can overlap with the copy; without
     ``warm_up`` the first writes take seconds. With ``debug``, what the JVM logs reaches the
     terminal.
@@ -155,7 +155,7 @@ def open_destination(
     format, extensions, package = _lake_format(settings, warehouse)
     owns_spark = spark is None
     if spark is None:
-        # What is not SQL's a Spark Connect server refuses here; our own sessions are told all.
+        # A Spark Connect server takes only SQL's settings here; our own sessions get all of them.
         ours = {n: value for n, value in format.session_conf.items() if n.startswith("spark.sql.")}
         conf = {"spark.sql.extensions": extensions, **ours}
         spark = make_session(

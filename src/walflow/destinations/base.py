@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Capabilities",
     "ConsistentCut",
+    "CutTable",
     "Destination",
     "FormerChanges",
     "TableChanges",
     "TableCopy",
-    "TableProgress",
     "Written",
 ]
 
@@ -169,7 +169,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class TableProgress:
+class CutTable:
     """Which version of a table belongs to a consistent cut."""
 
     source: TableName
@@ -188,7 +188,7 @@ class ConsistentCut:
     """It is the same at all positions from ``since`` to this."""
     commit_time: int | None
     """When the last transaction in it was committed at the source, in microseconds."""
-    tables: tuple[TableProgress, ...]
+    tables: tuple[CutTable, ...]
 
 
 class Destination(Protocol):

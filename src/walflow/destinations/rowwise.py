@@ -225,24 +225,24 @@ class _Transaction:
 def _typed(table: TableSchema, batch: pa.RecordBatch) -> Iterator[Change]:
     names = table.column_names
     identity = [column.name for column in table.identity_columns]
-    for told in batch.to_pylist(maps_as_pydicts="strict"):
+    for values in batch.to_pylist(maps_as_pydicts="strict"):
         about: dict[str, Any] = {
-            "lsn": Lsn(told["_lsn"]),
-            "seq": told["_seq"],
-            "timestamp": told["_timestamp"],
-            "xid": told["_xid"],
+            "lsn": Lsn(values["_lsn"]),
+            "seq": values["_seq"],
+            "timestamp": values["_timestamp"],
+            "xid": values["_xid"],
         }
-        unchanged = frozenset(told["_unchanged"] or ())
-        exact, old_exact = own_and_old(told["_exact"])
-        row = {name: told[name] for name in names if name not in unchanged}
-        match ChangeType(told["_change_type"]):
+        unchanged = frozenset(values["_unchanged"] or ())
+        exact, old_exact = own_and_old(values["_exact"])
+        row = {name: values[name] for name in names if name not in unchanged}
+        match ChangeType(values["_change_type"]):
             case ChangeType.INSERT:
                 yield Insert(**about, row=row, unchanged=unchanged, exact=exact)
             case ChangeType.UPDATE:
-                old = told["_old"]
+                old = values["_old"]
                 if old is None:
                     # The row is found by what it still has.
-                    old = {name: told[name] for name in identity}
+                    old = {name: values[name] for name in identity}
                     old_exact = {name: exact[name] for name in identity if name in exact}
                 yield Update(
                     **about,
@@ -253,7 +253,7 @@ def _typed(table: TableSchema, batch: pa.RecordBatch) -> Iterator[Change]:
                     old_exact=old_exact,
                 )
             case ChangeType.DELETE:
-                old = {name: told[name] for name in identity}
+                old = {name: values[name] for name in identity}
                 yield Delete(**about, old=old, old_exact=exact)
             case ChangeType.TRUNCATE:
                 yield Truncate(**about)

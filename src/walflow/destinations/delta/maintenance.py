@@ -1,4 +1,4 @@
-"""Versions of Delta tables, and the upkeep of their files."""
+"""Versions of Delta tables, and maintenance of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delta tables of ours: where they are, their form, who owns them, and how far they are."""
+"""Delta tables of ours: their places, schemas, owners and positions."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 SESSION_CONF = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # A round that comes to nothing has a position all the same.
+    # A batch that changes nothing has a position all the same.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # What a round merges is computed once already, and read from there. Delta fears for sources
+    # What a batch merges is computed once already, and read from there. Delta fears for sources
     # that were cached over a Delta table, of which a later read may see another version; ours are
     # files of the change log, which do not change, and rows that are at hand.
     "spark.databricks.delta.merge.materializeSource": "none",
@@ -76,7 +76,7 @@ SESSION_CONF = {
     # In as many tasks VACUUM looks through a table's folder; by itself, ten thousand.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
-"""What a session needs for rounds on Delta tables; some of it is the opposite of what Iceberg's
+"""What a session needs for batches on Delta tables; some of it is the opposite of what Iceberg's
 do."""
 
 _PROPERTIES = {
@@ -216,7 +216,7 @@ def look_at_table(spark: SparkSession, folder: Path) -> Stored | None:
     if not is_table(folder):
         return None
     identifier = identifier_of(folder)
-    # The version first: whatever else is told may only be newer.
+    # The version first: all else may only be newer.
     version, position = newest_version(folder), newest_position(folder)
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
     return Stored(position, columns, properties_of(spark, identifier), version)
@@ -232,7 +232,7 @@ def stamped(spark: SparkSession, stamp: Stamp) -> Iterator[None]:
 @contextmanager
 def carrying_on(spark: SparkSession, folder: Path) -> Iterator[None]:
     """What this session commits inside says that the table is where it was before, whatever the
-    session is stamped with: in Delta a change of form is a commit like any other."""
+    session is stamped with: in Delta a change of schema is a commit like any other."""
     with _saying(spark, carried_on(folder)):
         yield
 

@@ -292,8 +292,8 @@ class Bridge:
         """See LakeFormat.versions."""
         current = self._catalog.loadTable(self._identifier(name)).operations().current()
         # As JSON: see look.
-        told = json.loads(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(current))
-        snapshots = sorted(told.get("snapshots", []), key=lambda one: one["timestamp-ms"])
+        metadata = json.loads(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(current))
+        snapshots = sorted(metadata.get("snapshots", []), key=lambda one: one["timestamp-ms"])
         return [
             Version(
                 snapshot["snapshot-id"],

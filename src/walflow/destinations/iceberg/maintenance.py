@@ -1,4 +1,4 @@
-"""Versions and upkeep of Iceberg tables, by SQL alone: it works through Spark Connect too."""
+"""Versions and maintenance of Iceberg tables, by SQL alone: it works through Spark Connect too."""
 
 from __future__ import annotations
 

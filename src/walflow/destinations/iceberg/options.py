@@ -12,7 +12,7 @@ __all__ = ["check_options"]
 _TYPES = ("hadoop", "hive", "rest", "glue", "nessie", "jdbc", "bigquery")
 """As Iceberg knows them."""
 _SERVED = ("rest", "jdbc")
-"""Those that have to be told where their server is."""
+"""Those that need the address of their server."""
 _HINT = "See docs/how-to/choose-a-catalog.md."
 
 

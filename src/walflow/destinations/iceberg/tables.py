@@ -1,4 +1,4 @@
-"""Iceberg tables of ours: their names, their form, who owns them, and how far they are."""
+"""Iceberg tables of ours: their names, schemas, owners and positions."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ _PROPERTIES = {
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
-    # A round is small: a shuffle before the write costs more than tidy files are worth.
+    # A batch is small: a shuffle before the write costs more than tidy files are worth.
     "write.distribution-mode": "none",
     "write.merge.distribution-mode": "none",
     "write.delete.distribution-mode": "none",
-    # Nor is a sort: which rows are gone is told file by file.
+    # Nor is a sort: deleted rows are listed file by file.
     "write.spark.fanout.enabled": "true",
     "write.target-file-size-bytes": str(128 << 20),
     # Each commit writes a new metadata file; without this all of them stay.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
-    # A commit that finds so many lists of files makes few of them: whoever reads reads them all.
+    # A commit that finds so many lists of files makes few of them: a reader reads all of them.
     "commit.manifest.min-count-to-merge": "20",
 }
 
@@ -200,9 +200,9 @@ def rename_table(spark: SparkSession, name: TableName, new: TableName) -> bool:
 
 def _folder(spark: SparkSession, name: TableName) -> str:
     """The last part of where the table is."""
-    told = spark.sql(f"DESCRIBE TABLE EXTENDED {table_identifier(name)}").collect()
+    described = spark.sql(f"DESCRIBE TABLE EXTENDED {table_identifier(name)}").collect()
     # The columns come first, and one may be called so.
-    location: str = [row["data_type"] for row in told if row["col_name"] == "Location"][-1]
+    location: str = [row["data_type"] for row in described if row["col_name"] == "Location"][-1]
     return location.rstrip("/").rpartition("/")[2]
 
 
@@ -244,7 +244,7 @@ def look_at_table(spark: SparkSession, name: TableName) -> Stored | None:
     if not spark.catalog.tableExists(f"{identifier}.refs"):
         return None
     columns = {f.name: f.dataType.simpleString() for f in spark.table(identifier).schema.fields}
-    # The version first: whatever else is told may only be newer.
+    # The version first: all else may only be newer.
     version = _current(spark, identifier)
     snapshots = _snapshots(spark, identifier)
     ancestors = list(_ancestors(snapshots, version))

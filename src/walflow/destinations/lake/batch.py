@@ -1,4 +1,4 @@
-"""One round of one table: what every mode is given, and what all of them share."""
+"""One batch of one table: what every mode is given, and what all of them share."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["Batch", "append_rows", "kept", "only_inserts", "stored_rows", "store
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The changes of one table, to be written in exactly one commit. The session that reads them
-    is this round's alone, and stamps what it commits."""
+    is this batch's alone."""
 
     format: LakeFormat
     lake_schema: LakeTableSchema
-    """As the table is; ``exact`` tells whether it has the column of exact texts."""
+    """As the table is, with or without the column of overflow texts."""
     changes: TableChanges
     begins: Lsn
     """The table's position: there are no changes from before it."""
     stamp: Stamp
-    """What the session stamps its commits with."""
+    """Of the commit."""
 
     @property
     def spark(self) -> SparkSession:
@@ -48,14 +48,14 @@ class Batch:
         return self.format.identifier(self.lake_schema.name)
 
     def with_overflow(self, needed: bool) -> Batch:
-        """The round with a table that has the column of exact texts, if rows need it."""
+        """The batch of a table that has the column of overflow texts, if rows need it."""
         if self.lake_schema.overflow or not needed:
             return self
         self.format.add_column(self.spark, self.lake_schema.name, EXACT, EXACT_TYPE)
         return replace(self, lake_schema=replace(self.lake_schema, overflow=True))
 
     def with_overflow_for(self, rows: DataFrame, column: str) -> Batch:
-        """So too, if a row has an exact text in this column."""
+        """The same, if a row has an overflow text in this column."""
         if self.lake_schema.overflow or not self.changes.stats.overflow:
             return self
         return self.with_overflow(not rows.where(f"{column} IS NOT NULL").isEmpty())
@@ -97,7 +97,7 @@ def only_inserts(changes: TableChanges) -> bool:
 
 
 def append_rows(batch: Batch, ours: Mapping[str, Expr]) -> LakeTableSchema:
-    """Append the rows of a round that only has inserts: the position proves that none of them is
+    """Append the rows of a batch that only has inserts: the position proves that none of them is
     there yet. ``ours``: what is in the mode's own columns."""
     batch = batch.with_overflow(batch.changes.stats.overflow)
     lake_schema = batch.lake_schema

@@ -1,7 +1,7 @@
-"""The table of pictures: which versions of a pipeline's tables belong together.
+"""The table of consistent cuts: which versions of a pipeline's tables belong together.
 
-One row a table a picture. Each picture says until when it is kept (see ``keeping``), and its
-versions stay as long. The newest one stays in any case.
+One row a table a cut. Each cut says until when it is kept (see ``retention``), and its versions
+are kept as long. The newest cut always stays.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from walflow.config.lake import TablePlan
 from walflow.destinations.base import ConsistentCut
 from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import LakeFormat
-from walflow.destinations.lake.keeping import Keeping
 from walflow.destinations.lake.maintenance import Due, maintain
 from walflow.destinations.lake.owner import OWN_NAMESPACE, Owner, Stamp, check_owner
+from walflow.destinations.lake.retention import Retention
 from walflow.destinations.lake.table_schema import LakeTableSchema, lake_table_schema
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from walflow.destinations.lake.noted_cuts import NotedCuts
 
-__all__ = ["AsOf", "ConsistentCuts", "KeptCut", "KeptTable", "progress_table", "query_as_of"]
+__all__ = ["AsOf", "ConsistentCuts", "RecordedCut", "RecordedTable", "cuts_table", "query_as_of"]
 
 _COLUMNS = {
     "lsn": "bigint",
@@ -58,14 +58,14 @@ _MAINTENANCE = MaintenanceSettings(
 """Of the table itself: it is read for moments, and nobody asks what it once was."""
 
 
-def progress_table(pipeline: str) -> TableName:
+def cuts_table(pipeline: str) -> TableName:
     """Each pipeline has its own: several may write to one lake."""
-    return TableName(OWN_NAMESPACE, f"progress_{pipeline}")
+    return TableName(OWN_NAMESPACE, f"consistent_cuts_{pipeline}")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTable:
-    """A table in a picture."""
+class RecordedTable:
+    """A table in a cut."""
 
     source: TableName
     table: TableName
@@ -74,21 +74,21 @@ class KeptTable:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCut:
-    """A picture that can be read again; see Picture."""
+class RecordedCut:
+    """A cut that is in the table; see ConsistentCut."""
 
     since: Lsn
     upto: Lsn
     commit_time: datetime | None
     recorded: datetime
-    tables: tuple[KeptTable, ...]
+    tables: tuple[RecordedTable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """A picture, and how to read it."""
+    """A cut, and how to read it."""
 
-    cut: KeptCut
+    cut: RecordedCut
     queries: tuple[str | None, ...]
     """Of each of its tables, the query that gives its rows; None: they can no longer be read."""
 
@@ -105,14 +105,14 @@ class ConsistentCuts:
         noted: NotedCuts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``noted``: where else they are written down."""
+        """``noted``: where else they are noted."""
         self._clock = clock
         self._noted = noted
         self._format = format
         self._engines = engines
         self._owner = owner
         self._lake_schema = _lake_schema(owner.pipeline)
-        self._keeping = Keeping(keep_seconds)
+        self._retention = Retention(keep_seconds)
         self._found: dict[TableName, tuple[Lsn, int]] = {}
         self._forgotten: set[TableName] = set()
         self._forgetting = threading.Lock()
@@ -125,13 +125,12 @@ class ConsistentCuts:
         return self._lake_schema.name
 
     def record(self, spark: SparkSession, cut: ConsistentCut) -> bool:
-        """Keep the picture, in one commit. Whether it was kept: it is not if a version is gone
-        already."""
+        """Keep the cut, in one commit. False if one of its versions is already gone."""
         self._make(spark)
-        if (tables := self._kept_tables(spark, cut)) is None:
+        if (tables := self._recorded_tables(spark, cut)) is None:
             return False
         now = self._clock()
-        until = now + self._keeping.seconds(now)
+        until = now + self._retention.seconds(now)
         rows = _rows(cut, tables, now, until)
         self._engines.append(spark, self.name, rows)
         if self._noted is not None:
@@ -161,24 +160,26 @@ class ConsistentCuts:
                 check_owner(self._format.identifier(self.name), self._owner, stored.properties)
             self._is_there = True
 
-    def _kept_tables(self, spark: SparkSession, cut: ConsistentCut) -> list[KeptTable] | None:
+    def _recorded_tables(
+        self, spark: SparkSession, cut: ConsistentCut
+    ) -> list[RecordedTable] | None:
         positions = {table.table: table.position for table in cut.tables}
         versions = self._versions(spark, positions)
         if len(versions) < len(positions):
             return None
         return [
-            KeptTable(table.source, table.table, versions[table.table], table.position)
+            RecordedTable(table.source, table.table, versions[table.table], table.position)
             for table in cut.tables
         ]
 
-    def _query(self, table: KeptTable) -> str:
-        """What reads the table as it is in the picture, which is being kept."""
+    def _query(self, table: RecordedTable) -> str:
+        """The query that reads the table as it is in the cut."""
         return f"SELECT * FROM {self._format.as_of(table.table, table.version)}"
 
     def _versions(
         self, spark: SparkSession, positions: Mapping[TableName, Lsn]
     ) -> Mapping[TableName, int]:
-        """Asked for are only those that were not in the last picture, too."""
+        """Looked up are only those that are new since the last cut."""
         with self._forgetting:
             forgotten, self._forgotten = self._forgotten, set()
         last = {name: known for name, known in self._found.items() if name not in forgotten}
@@ -220,8 +221,8 @@ class ConsistentCuts:
         spark: SparkSession,
         position: Lsn | None = None,
         moment: datetime | None = None,
-    ) -> KeptCut | None:
-        """The newest picture that is kept, or the newest one up to the position or the time."""
+    ) -> RecordedCut | None:
+        """The newest cut, or the newest one up to the position or the time."""
         from pyspark.sql import functions as sf
 
         rows = self._kept(spark)
@@ -234,7 +235,7 @@ class ConsistentCuts:
         (newest,) = rows.agg(sf.max(sf.struct("lsn", "recorded_at"))).collect()[0]
         return None if newest is None else _cut(rows, newest)
 
-    def oldest(self, spark: SparkSession) -> KeptCut | None:
+    def oldest(self, spark: SparkSession) -> RecordedCut | None:
         """The oldest one that is kept."""
         from pyspark.sql import functions as sf
 
@@ -245,7 +246,7 @@ class ConsistentCuts:
         return None if oldest is None else _cut(rows, oldest)
 
     def needed(self, spark: SparkSession, name: TableName) -> Collection[int]:
-        """The versions of the table that kept pictures need."""
+        """The versions of the table that the kept cuts need."""
         from pyspark.sql import functions as sf
 
         rows = self._kept(spark)
@@ -255,7 +256,7 @@ class ConsistentCuts:
         return {row[0] for row in rows.select("snapshot_id").distinct().collect()}
 
     def _kept(self, spark: SparkSession) -> DataFrame | None:
-        """Rows of pictures that are kept; None: there is no table."""
+        """Rows of the kept cuts; None: there is no table."""
         if self._format.look(spark, self.name) is None:
             return None
         identifier = self._format.identifier(self.name)
@@ -266,9 +267,8 @@ class ConsistentCuts:
         )
 
 
-def query_as_of(spark: SparkSession, format: LakeFormat, table: KeptTable) -> str | None:
-    """The query that gives the rows as they were in a picture. None: the version can no longer be
-    read."""
+def query_as_of(spark: SparkSession, format: LakeFormat, table: RecordedTable) -> str | None:
+    """The query that reads the table as it was in a cut. None: the version is gone."""
     name, version = table.table, table.version
     if format.look(spark, name) is None:
         return None
@@ -281,11 +281,13 @@ def _lake_schema(pipeline: str) -> LakeTableSchema:
         Column(name, PgType(kind, 0, 0), kind, attnum=number)
         for number, (name, kind) in enumerate(_COLUMNS.items(), 1)
     )
-    schema = TableSchema(0, progress_table(pipeline), columns, ())
+    schema = TableSchema(0, cuts_table(pipeline), columns, ())
     return lake_table_schema(schema, TablePlan(metadata=None), overflow=False)
 
 
-def _rows(cut: ConsistentCut, tables: Sequence[KeptTable], now: float, until: float) -> pa.Table:
+def _rows(
+    cut: ConsistentCut, tables: Sequence[RecordedTable], now: float, until: float
+) -> pa.Table:
     rows = [
         (
             int(cut.upto),
@@ -315,19 +317,19 @@ def _moment(seconds: float) -> str:
     return f"timestamp_micros({_micros(seconds)})"
 
 
-def _cut(rows: DataFrame, which: Row) -> KeptCut:
+def _cut(rows: DataFrame, which: Row) -> RecordedCut:
     from pyspark.sql import functions as sf
 
     is_of_it = (sf.col("lsn") == which["lsn"]) & (sf.col("recorded_at") == which["recorded_at"])
     found = rows.where(is_of_it).orderBy("source_table").collect()
     first = found[0]
-    return KeptCut(
+    return RecordedCut(
         Lsn(first["since_lsn"]),
         Lsn(first["lsn"]),
         None if first["commit_time"] is None else first["commit_time"].astimezone(UTC),
         first["recorded_at"].astimezone(UTC),
         tuple(
-            KeptTable(
+            RecordedTable(
                 TableName.parse(row["source_table"]),
                 TableName.parse(row["destination_table"]),
                 row["snapshot_id"],

@@ -20,11 +20,10 @@ from walflow.destinations.base import (
     Written,
 )
 from walflow.destinations.lake.batch import Batch, stored_rows
-from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, KeptCut, query_as_of
+from walflow.destinations.lake.consistent_cuts import AsOf, ConsistentCuts, RecordedCut, query_as_of
+from walflow.destinations.lake.dropped_columns import may_have_dropped_columns, with_dropped_columns
 from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import Constant, LakeFormat, Stored
-from walflow.destinations.lake.kept_columns import may_have_kept_columns, with_kept_columns
-from walflow.destinations.lake.known_tables import KnownTables
 from walflow.destinations.lake.maintenance import Schedule, maintain
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.noted_cuts import NotedCuts
@@ -38,6 +37,7 @@ from walflow.destinations.lake.recopying import (
 from walflow.destinations.lake.schema_changes import change_schema
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.spark_errors import as_our_errors
+from walflow.destinations.lake.table_cache import TableCache
 from walflow.destinations.lake.table_schema import (
     COPY,
     EXACT,
@@ -92,7 +92,7 @@ class LakeDestination(Destination):
             format, self._engines, owner, self._maintenance.keep_snapshots_seconds, noted, clock
         )
         self._sessions = SessionPool(spark, format.session_conf)
-        self._tables = KnownTables(format, owner)
+        self._tables = TableCache(format, owner)
         self._namespaces: set[str] = set()
 
     @property
@@ -168,7 +168,7 @@ class LakeDestination(Destination):
     def applied(self, table: TableSchema) -> Lsn | None:
         """None also if the table is of another mode than is wanted now: only a copy makes it so."""
         with self._session(table.name) as spark:
-            stored = self._tables.known(spark, table.name)
+            stored = self._tables.current(spark, table.name)
         if stored is None or not self._is_as_planned(table, stored):
             return None
         return stored.position
@@ -179,7 +179,7 @@ class LakeDestination(Destination):
         for."""
         table, span = changes.schema, changes.span
         with self._session(table.name) as spark:
-            stored = self._tables.known(spark, table.name)
+            stored = self._tables.current(spark, table.name)
             position = self._check_place(table, stored, span)
             if position >= span.upto:
                 return None
@@ -188,12 +188,12 @@ class LakeDestination(Destination):
             if position > span.after:
                 todo = todo.since(position)
             plan = self._plan(table.name)
-            if may_have_kept_columns(todo, plan):
-                todo = with_kept_columns(todo, plan, stored)
+            if may_have_dropped_columns(todo, plan):
+                todo = with_dropped_columns(todo, plan, stored)
             lake_schema = self._lake_schema(todo.schema, overflow=EXACT in stored.columns)
             stamp = Stamp(self._owner, span.upto, position)
             written = self._engines.merge(Batch(self._format, lake_schema, todo, position, stamp))
-            after = self._tables.look_anew(spark, table.name)
+            after = self._tables.reload(spark, table.name)
             if after is None or after.position != span.upto:
                 raise TableMoved(
                     f"{self._format.identifier(table.name)} was changed by someone else while its "
@@ -218,7 +218,7 @@ class LakeDestination(Destination):
     # Tables.
 
     def evolve(self, evolution: Evolution) -> None:
-        """See Destination, and lake.evolving for what becomes of rows that are there."""
+        """See Destination, and lake.schema_changes for what becomes of rows that are there."""
         name = evolution.after.name
         with self._session(name) as spark:
             self._tables.forget(name)
@@ -265,7 +265,7 @@ class LakeDestination(Destination):
         with self._session(name) as spark:
             self._tables.look(spark, name)
 
-    # Upkeep, and what belongs together.
+    # Maintenance, and consistent cuts.
 
     def maintenance_due(self, table: TableSchema) -> bool:
         return self._schedule.is_due(table.name)
@@ -276,7 +276,7 @@ class LakeDestination(Destination):
             return
         due = self._schedule.begin(table.name)
         with self._session(table.name) as spark:
-            stored = self._tables.known(spark, table.name)
+            stored = self._tables.current(spark, table.name)
             if stored is None or stored.position is None:
                 return
             stamp = Stamp(self._owner, stored.position, stored.position)
@@ -295,20 +295,20 @@ class LakeDestination(Destination):
 
     def keep_cut(self, cut: ConsistentCut) -> bool:
         """See Destination."""
-        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+        with as_our_errors("The table of consistent cuts"), self._sessions.borrowed() as spark:
             return self._cuts.record(spark, cut)
 
     def as_of(self, position: Lsn | None = None, moment: datetime | None = None) -> AsOf | None:
-        """The newest picture that is kept, or the newest one up to the position or the time."""
-        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+        """The newest cut, or the newest one up to the position or the time."""
+        with as_our_errors("The table of consistent cuts"), self._sessions.borrowed() as spark:
             cut = self._cuts.newest(spark, position, moment)
             if cut is None:
                 return None
             queries = [query_as_of(spark, self._format, table) for table in cut.tables]
             return AsOf(cut, tuple(queries))
 
-    def oldest_cut(self) -> KeptCut | None:
-        with as_our_errors("The table of pictures"), self._sessions.borrowed() as spark:
+    def oldest_cut(self) -> RecordedCut | None:
+        with as_our_errors("The table of consistent cuts"), self._sessions.borrowed() as spark:
             return self._cuts.oldest(spark)
 
     # What is wanted.

@@ -145,7 +145,7 @@ class LakeFormat(Protocol):
 
     @property
     def session_conf(self) -> Mapping[str, str]:
-        """What a session of ours must be told before it is used."""
+        """Settings that a session of ours needs."""
 
     def opened(self, spark: SparkSession) -> None:
         """Get ready, with the caller's own session. May take long. Repeats safely."""
@@ -180,7 +180,7 @@ class LakeFormat(Protocol):
         """Make the table, empty and without a position. There is none."""
 
     def replace(self, rows: DataFrame, lake_schema: LakeTableSchema, stamp: Stamp) -> None:
-        """Make these rows (all columns of the form, in order) the table, whatever was there, in
+        """Make these rows (all columns of the schema, in order) the table, whatever was there, in
         one commit with the stamp. Readers see the former table or this one."""
 
     def adopt(

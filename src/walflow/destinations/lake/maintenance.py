@@ -1,4 +1,4 @@
-"""The upkeep of a lake's tables: few files, few versions, no litter."""
+"""Maintenance of a lake's tables: few files, few versions, no orphan files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from walflow.config import MaintenanceSettings
 from walflow.destinations.lake.engines import Engines
 from walflow.destinations.lake.format import Compaction, LakeFormat, Version
-from walflow.destinations.lake.keeping import kept_over_time
 from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.retention import kept_by_age
 from walflow.failpoints import failpoint
 from walflow.model import TableName
 
@@ -24,7 +24,7 @@ __all__ = ["Due", "Schedule", "given_up", "maintain"]
 
 _FIRST_ORPHANS_SECONDS = 3600.0
 _ORPHANS_SECONDS = 86_400.0
-"""How often litter is looked for: that means to look at every file."""
+"""How often orphan files are looked for: all files of the table are listed for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class _Since:
     maintained: float
     orphans_due: float
     batches: int = 0
-    """Since it was looked after."""
+    """Since its last maintenance."""
     uncompacted: int | None = None
-    """Rounds since its files were looked at; None: before this run of the pipeline, too."""
+    """Batches since its last compaction; None: since before this run of the pipeline."""
 
 
 class Schedule:
-    """When tables are due. In memory: asked after each round, it must cost nothing."""
+    """When tables are due. In memory: it is asked after each batch, and must cost nothing."""
 
     def __init__(
         self, maintenance: MaintenanceSettings, clock: Callable[[], float] = time.monotonic
@@ -57,7 +57,7 @@ class Schedule:
         self._tables: dict[TableName, _Since] = {}
 
     def committed(self, name: TableName) -> None:
-        """A round of the table has been written."""
+        """A batch of the table has been written."""
         with self._lock:
             now = self._clock()
             since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
@@ -72,12 +72,12 @@ class Schedule:
             since = self._tables.get(name)
             if since is None or not since.batches:
                 return False
-            # A round makes a file at least.
+            # A batch makes at least one file.
             many = since.batches >= self._maintenance.small_files
             return many or self._clock() - since.maintained >= self._maintenance.interval_seconds
 
     def begin(self, name: TableName) -> Due:
-        """The table is looked after now. If that fails, it is not due again at once."""
+        """Maintenance of the table begins now. If it fails, it is not due again at once."""
         with self._lock:
             now = self._clock()
             since = self._tables.setdefault(name, _Since(now, now + _FIRST_ORPHANS_SECONDS))
@@ -130,5 +130,5 @@ def given_up(
     """Of a table's versions, oldest to newest, those that can go."""
     positioned = [version for version in versions if version.position is not None]
     kept = {version.id for version in (*versions[-maintenance.keep_snapshots :], *positioned[-1:])}
-    kept |= kept_over_time(versions, now, maintenance.keep_snapshots_seconds) | set(needed)
+    kept |= kept_by_age(versions, now, maintenance.keep_snapshots_seconds) | set(needed)
     return [version for version in versions if version.id not in kept]

@@ -1,8 +1,8 @@
-"""What ``walflow as-of`` needs of kept pictures, noted on this machine beside the change log.
+"""What ``walflow as-of`` needs of the consistent cuts, noted on this machine beside the change log.
 
-The pictures are in the lake, and only Spark reads that. This file has the same with the finished
-queries, so that no Spark is needed to ask. It is a note: where it is missing, damaged, of another
-place, or has no answer that is certain, the lake is asked.
+The cuts are in the lake, which only Spark reads. This file has them with their queries, so that
+no Spark is needed to answer. It is only a note: where it is missing, damaged, of another lake, or
+uncertain, the lake is asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from walflow.destinations.base import ConsistentCut
-from walflow.destinations.lake.consistent_cuts import AsOf, KeptCut, KeptTable
+from walflow.destinations.lake.consistent_cuts import AsOf, RecordedCut, RecordedTable
 from walflow.model import Lsn, TableName
 from walflow.paths import is_there
 
@@ -25,34 +25,34 @@ __all__ = ["NotedCuts", "noted_as_of"]
 
 _TABLES = """
 CREATE TABLE place (name TEXT);
-CREATE TABLE picture (
+CREATE TABLE cut (
   id INTEGER PRIMARY KEY, lsn INT, since INT, commit_time INT, recorded_at INT, kept_until INT);
 CREATE TABLE version (
   source TEXT, destination TEXT, snapshot INT, position INT, query TEXT,
   doubtful INT DEFAULT 0, first INT, last INT);
 CREATE INDEX version_last ON version (last);
 """
-"""A version is of the pictures from ``first`` to ``last`` (NULL: the newest): most tables have the
-same one in the next picture."""
+"""A version belongs to the cuts from ``first`` to ``last`` (NULL: the newest): most tables have the
+same version in the next cut."""
 
 _Key = tuple[str, str, int, int, str]
 
 
 class NotedCuts:
-    """Calls may come from several threads. Nothing that goes wrong here reaches who calls: the
+    """Calls may come from several threads. Nothing that goes wrong here reaches the caller: the
     file is given up then."""
 
     def __init__(self, file: Path, place: str) -> None:
-        """``place`` says which lake it is about: pictures of another one are forgotten."""
+        """``place`` says which lake it is about: cuts of another one are forgotten."""
         self._file = file
         self._place = place
         self._lock = threading.Lock()
         self._is_ours = False
 
     def record(
-        self, cut: ConsistentCut, tables: Mapping[KeptTable, str], now: float, until: float
+        self, cut: ConsistentCut, tables: Mapping[RecordedTable, str], now: float, until: float
     ) -> None:
-        """Note the picture, with each table's query."""
+        """Note the cut, with each table's query."""
         self._write(lambda file: _record(file, cut, tables, now, until))
 
     def doubt(self, name: TableName) -> None:
@@ -61,7 +61,7 @@ class NotedCuts:
             self._write(lambda file: file.execute(_DOUBT, [str(name)]))
 
     def tidy(self) -> None:
-        """Forget the pictures that are no longer kept."""
+        """Forget the cuts that are no longer kept."""
         self._write(_tidy)
 
     def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
@@ -74,7 +74,7 @@ class NotedCuts:
                         self._make(file)
                         write(file)
             except (sqlite3.Error, OSError):
-                # What is half there would be told for the newest.
+                # A half-written cut would be taken for the newest.
                 self._is_ours = False
                 with contextlib.suppress(OSError):
                     self._file.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class NotedCuts:
             return
         names = [name for (name,) in file.execute("SELECT name FROM sqlite_master")]
         if "place" in names and not _is_of(file, self._place):
-            for table in ("place", "picture", "version"):
+            for table in ("place", "cut", "version"):
                 file.execute(f"DROP TABLE IF EXISTS {table}")
             names = []
         if "place" not in names:
@@ -104,12 +104,12 @@ def _is_of(file: sqlite3.Connection, place: str) -> bool:
 def _record(
     file: sqlite3.Connection,
     cut: ConsistentCut,
-    tables: Mapping[KeptTable, str],
+    tables: Mapping[RecordedTable, str],
     now: float,
     until: float,
 ) -> None:
     (number,) = file.execute(
-        "INSERT INTO picture (lsn, since, commit_time, recorded_at, kept_until)"
+        "INSERT INTO cut (lsn, since, commit_time, recorded_at, kept_until)"
         " VALUES (?, ?, ?, ?, ?) RETURNING id",
         (
             int(cut.upto),
@@ -141,17 +141,17 @@ def _record(
 
 def _tidy(file: sqlite3.Connection) -> None:
     file.execute(
-        "DELETE FROM picture WHERE kept_until <= ? AND id < (SELECT max(id) FROM picture)",
+        "DELETE FROM cut WHERE kept_until <= ? AND id < (SELECT max(id) FROM cut)",
         [_micros(time.time())],
     )
-    file.execute("DELETE FROM version WHERE last < (SELECT min(id) FROM picture)")
+    file.execute("DELETE FROM version WHERE last < (SELECT min(id) FROM cut)")
 
 
 def noted_as_of(
     file: Path, place: str, position: Lsn | None = None, moment: datetime | None = None
 ) -> AsOf | None:
-    """The newest picture that is noted, or the newest one up to the position or the time; None:
-    nothing is known of such a one. A query is None if it is doubtful."""
+    """The newest noted cut, or the newest one up to the position or the time; None: none is noted.
+    A query is None if it is doubtful."""
     if not is_there(file):
         return None
     try:
@@ -167,7 +167,7 @@ def _newest(
 ) -> AsOf | None:
     if not _is_of(file, place):
         return None
-    conditions = ["(kept_until > ? OR id = (SELECT max(id) FROM picture))"]
+    conditions = ["(kept_until > ? OR id = (SELECT max(id) FROM cut))"]
     values = [_micros(time.time())]
     if position is not None:
         conditions.append("since <= ?")
@@ -176,7 +176,7 @@ def _newest(
         conditions.append("coalesce(commit_time, recorded_at) <= ?")
         values.append(_micros(moment.timestamp()))
     found = file.execute(
-        "SELECT id, lsn, since, commit_time, recorded_at FROM picture"
+        "SELECT id, lsn, since, commit_time, recorded_at FROM cut"
         f" WHERE {' AND '.join(conditions)} ORDER BY lsn DESC, recorded_at DESC LIMIT 1",
         values,
     ).fetchone()
@@ -189,13 +189,13 @@ def _newest(
         [number, number],
     ).fetchall()
     return AsOf(
-        KeptCut(
+        RecordedCut(
             Lsn(since),
             Lsn(lsn),
             None if commit_time is None else _moment(commit_time),
             _moment(recorded),
             tuple(
-                KeptTable(TableName.parse(source), TableName.parse(table), version, Lsn(upto))
+                RecordedTable(TableName.parse(source), TableName.parse(table), version, Lsn(upto))
                 for source, table, version, upto, _, _ in rows
             ),
         ),

@@ -23,13 +23,13 @@ def properties_of(spark: SparkSession, identifier: str) -> dict[str, str]:
 
 
 def is_table_owned(spark: SparkSession, identifier: str, owner: Owner) -> bool:
-    """False too if it cannot be told."""
+    """Also False if it is not known."""
     try:
         properties = properties_of(spark, identifier)
     except Exception as error:
         # Somebody's table that is damaged must not stand in the way.
         _logger.warning(
-            "it cannot be told whose a table is",
+            "it is not known who owns a table",
             table=identifier,
             error=cause_of(error).message,
         )

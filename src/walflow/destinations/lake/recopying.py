@@ -69,7 +69,7 @@ def bring_to_schema(
     stored: Stored,
     stamp: Stamp,
 ) -> None:
-    """Give the table that is stored the form that the copy has. DestinationError if it cannot be
+    """Give the stored table the schema of the copy. DestinationError if it cannot be
     had without losing the past."""
     identifier = format.identifier(lake_schema.name)
     if not is_as_planned(lake_schema.plan, stored.properties):
@@ -87,14 +87,14 @@ def bring_to_schema(
         if way is not None:
             change_schema(spark, format, lake_schema, way, stamp.owner)
     except NotFollowed as reason:
-        raise _would_be_lost(identifier, f"cannot get the form of the copy ({reason})") from reason
+        raise _would_be_lost(identifier, f"cannot get the copy's schema ({reason})") from reason
     # Which key it had before it does not say.
     check_key(spark, format, lake_schema)
 
 
 def check_key(spark: SparkSession, format: LakeFormat, lake_schema: LakeTableSchema) -> None:
     """DestinationError if deleted rows that are kept have the same key as others, as they may if
-    another key told them apart: each would be changed when one is."""
+    another key identified them: each would be changed when one is."""
     schema, identifier = lake_schema.schema, format.identifier(lake_schema.name)
     if lake_schema.plan.mode != "soft_delete" or not schema.key:
         return
@@ -111,7 +111,7 @@ def check_key(spark: SparkSession, format: LakeFormat, lake_schema: LakeTableSch
         raise _would_be_lost(
             identifier,
             f"has several rows under one key now that this is ({', '.join(schema.key)}): deleted "
-            "rows could not be told from the one that is there",
+            "rows could not be told apart from the one that is there",
         )
 
 
@@ -127,7 +127,7 @@ def _would_be_lost(identifier: str, why: str) -> DestinationError:
 
 
 def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
-    """From the table as it is to the form; None if it has it. Raises NotFollowed."""
+    """From the table's schema to this one; None if it has it. Raises NotFollowed."""
     said = stored.properties.get(COLUMNS)
     known: Mapping[str, int] = column_numbers(schema) if said is None else json.loads(said)
     columns = [
@@ -147,7 +147,7 @@ def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
         if not widens(old.spark_type, new.spark_type):
             raise NotFollowed(f"column {new.name} was {old.spark_type}, and is {new.spark_type}")
     if 0 in after:
-        raise NotFollowed("it cannot be told which columns are the former ones")
+        raise NotFollowed("it is not known which columns are the former ones")
     former = TableSchema(schema.oid, schema.name, tuple(columns), ())
     return Evolution(former, schema, added=added, renamed=renamed, widened=widened)
 
@@ -219,7 +219,7 @@ def _key(schema: TableSchema) -> Expr:
 
 
 def _by_copies(held: DataFrame, copied: DataFrame, schema: TableSchema) -> DataFrame:
-    """So too, where there is no key: as many copies as there are too many, or too few."""
+    """The same without a key: as many copies as there are too many, or too few."""
     both = copied.withColumn("weight", sf.lit(1)).unionByName(held.withColumn("weight", sf.lit(-1)))
     counted = (
         both.groupBy(row_identity(schema, sf.col("row"), sf.col("exact")).alias("identity"))
@@ -239,7 +239,7 @@ def _by_copies(held: DataFrame, copied: DataFrame, schema: TableSchema) -> DataF
 
 
 def _as_changes(differ: DataFrame, schema: TableSchema, position: Lsn, time: datetime) -> DataFrame:
-    """In the change log's form: before all other changes that may have this position."""
+    """With the change log's columns: before all other changes that may have this position."""
     known = {
         "_change_type": sf.col("kind"),
         "_lsn": sf.lit(int(position)),

@@ -1,15 +1,15 @@
-"""Bringing a table after its source, when that has got another form.
+"""Following a change of the source table's schema.
 
 Which column of the source each column is, a table says itself (the property COLUMNS), so that a
 column that was dropped and made anew is not taken for the former one, however far a former try
-has come. Until the property says the new form, names in the table mean what they meant before;
+has come. Until the property has the new schema, names in the table mean what they meant before;
 afterwards they mean what they are to mean. In between, columns whose name is wanted by another
 one wait under names of their own. Where the format can do all that in one commit, it does.
 
 What becomes of rows that are there:
 
 - an added column has the value that Postgres shows in rows from before it, in every mode: what is
-  told of a row does not depend on whether it was written before or after the column came;
+  known of a row does not depend on whether it was written before or after the column came;
 - a dropped column goes with its values, or stays if that is wanted (and always in a history): null
   in later rows, and under its name until another column gets that, then as ``<name>__dropped_<n>``,
   with the attribute number that it had. A new copy does not have it.
@@ -54,7 +54,7 @@ def change_schema(
     evolution: Evolution,
     owner: Owner,
 ) -> None:
-    """Bring the table ``form.name`` to the form, which is that of ``evolution.after``. Its position
+    """Bring the table to the lake schema, which is that of ``evolution.after``. Its position
     stays. Repeats safely, from wherever a former try broke off. NotFollowed: only a new copy can do
     it."""
     stored = format.look(spark, lake_schema.name)
@@ -109,7 +109,7 @@ def _names(lake_schema: LakeTableSchema, evolution: Evolution, stored: Stored) -
     )
     meant = after.items() <= known.items() and gone.isdisjoint(known.values())
     if not meant and not before.items() <= known.items():
-        raise NotFollowed("the destination's table has columns of neither form")
+        raise NotFollowed("the destination's table has columns of neither schema")
     wanted = dict(after)
     for name, number in known.items():
         if number not in after.values() and number not in gone:

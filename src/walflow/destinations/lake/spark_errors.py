@@ -35,7 +35,7 @@ def as_our_errors(subject: str) -> Iterator[None]:
 def _hint(cause: Cause) -> str:
     if cause.mistaken:
         return (
-            "Check destination.options, which the catalog is told, and the jars that it needs "
+            "Check destination.options, which the catalog is given, and the jars that it needs "
             f"(spark.conf's spark.jars). {_KEPT}"
         )
     if cause.not_allowed:

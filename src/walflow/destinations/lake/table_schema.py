@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 EXACT = "_EXACT"
-"""The column of exact texts, added to a table the first time that a row needs it."""
+"""The column of overflow texts: Postgres's own text of values that their column cannot hold.
+It is added to a table the first time that a row needs it."""
 
 
 COPY = "copy"
@@ -68,7 +69,7 @@ class LakeTableSchema:
     """Under the destination's name."""
     plan: TablePlan
     overflow: bool
-    """Whether it has the column of exact texts."""
+    """Whether it has the column of overflow texts."""
     ours: tuple[StoredColumn, ...]
     """The columns that the mode adds, metadata among them."""
 
@@ -108,8 +109,8 @@ class LakeTableSchema:
 
 
 def lake_table_schema(schema: TableSchema, plan: TablePlan, *, overflow: bool) -> LakeTableSchema:
-    """The form of the table. DestinationError if a column of the source has a name of ours, two
-    of ours have one name, or the mode is not one for such a table."""
+    """The schema of the lake's table. DestinationError if a column of the source has a name of
+    ours, two of ours have one name, or the mode is not one for such a table."""
     if plan.mode == "scd2" and not schema.key:
         raise _keyless(schema)
     ours = _metadata_columns(plan) + _MODE_COLUMNS[plan.mode]
@@ -167,7 +168,7 @@ def _clash(schema: TableSchema, name: str) -> DestinationError:
 
 def _keyless(schema: TableSchema) -> DestinationError:
     return _not_possible(
-        f"{schema.name} has no key: it cannot be told which rows are versions of which, as mode "
+        f"{schema.name} has no key, so it is not known which rows are versions of which, as mode "
         "scd2 has to",
         f"Give the table a primary key, or another mode: apply.tables.{schema.name}.mode: history",
     )

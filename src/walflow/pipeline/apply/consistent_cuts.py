@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from walflow.destinations.base import ConsistentCut, Destination, TableProgress
+from walflow.destinations.base import ConsistentCut, CutTable, Destination
 from walflow.errors import WalflowError
 from walflow.model import Lsn, Phase
 from walflow.observe.metrics import PipelineMetrics
@@ -89,7 +89,7 @@ class ConsistentCuts:
         self._cuts: list[Lsn] = []
         self._cut_at = 0.0
         self._tables: dict[int, _ReadyTable] = {}
-        self._recorded: tuple[TableProgress, ...] = ()
+        self._recorded: tuple[CutTable, ...] = ()
         self._due = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="walflow-progress")
         self._recording: Future[None] | None = None
@@ -158,7 +158,7 @@ class ConsistentCuts:
             return None
         upto, batches = found
         tables = tuple(
-            TableProgress(ready[oid].name, ready[oid].destination, batch.position)
+            CutTable(ready[oid].name, ready[oid].destination, batch.position)
             for oid, batch in batches.items()
         )
         if tables == self._recorded:

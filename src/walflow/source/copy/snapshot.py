@@ -1,4 +1,4 @@
-"""Keeping the view of the database that a copy reads.
+"""Retention the view of the database that a copy reads.
 
 A slot's exported snapshot lives only until its connection's next command. One session takes it
 over, holds it in a transaction, and exports it again for the executors that copy.

@@ -34,7 +34,7 @@ class ModeWriter(Protocol):
         ``exact``."""
 
     def apply(self, batch: Batch) -> LakeTableSchema:
-        """Write the changes, in exactly one commit; the table's form after it (it may have got
+        """Write the changes, in exactly one commit; the table's schema after it (it may have got
         the column of exact texts)."""
 
 

@@ -1,7 +1,7 @@
 """Every change is a row.
 
 The order of changes is (position, ``_SEQ``). A change of key, and every update where there is no
-key, takes two numbers: the former row is told as deleted just before the new one as updated. So
+key, takes two numbers: the former row is deleted just before the new one is updated. So
 the newest row of a key says what became of it. Rows of a copy come before all changes of their
 position.
 """
@@ -134,8 +134,8 @@ def _followed(batch: Batch) -> DataFrame:
     if not stats.truncates:
         return rows
     truncates = _numbered(changes.changes.where(sf.col("_change_type") == _TRUNCATE), 1)
-    told = truncates.withColumn("_kind", sf.col("_change_type"))
-    return rows.unionByName(told.select(*(quoted(name) for name in rows.columns)))
+    emptied = truncates.withColumn("_kind", sf.col("_change_type"))
+    return rows.unionByName(emptied.select(*(quoted(name) for name in rows.columns)))
 
 
 def _numbered(changes: DataFrame, place: int) -> DataFrame:

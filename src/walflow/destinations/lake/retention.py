@@ -1,4 +1,4 @@
-"""How long what a table once was can be read again: everything for a while, then less and less.
+"""How long former versions of a table are kept: all for a while, then fewer and fewer.
 
 A busy table has a version a second. All of a day would be more than its list of versions, which
 each commit writes anew, can bear.
@@ -12,26 +12,26 @@ from dataclasses import dataclass, field
 
 from walflow.destinations.lake.format import Version
 
-__all__ = ["Keeping", "kept_over_time"]
+__all__ = ["Retention", "kept_by_age"]
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
 
 _ALL_KEPT = 15 * _MINUTE
-"""All that are younger stay: whoever reads a table, and does not say as of when, must get done."""
+"""All younger versions stay: a reader who names no version needs time to finish."""
 _KEPT = ((_MINUTE, _HOUR), (10 * _MINUTE, _DAY), (_HOUR, 30 * _DAY), (_DAY, 3650 * _DAY))
-"""One in each of these times stays so long, if the settings let it."""
+"""One version a minute stays for an hour, and so on, as far as the settings allow."""
 
 
 @dataclass(slots=True)
-class Keeping:
-    """Says of each of a row of things how long it is kept."""
+class Retention:
+    """How long each new one of a series is kept."""
 
     longest: float
     """By the settings, in seconds."""
     _last: dict[float, int] = field(default_factory=dict)
 
     def seconds(self, now: float) -> float:
-        """Of the one that has come now."""
+        """For the one that is new now."""
         kept = _ALL_KEPT
         for every, long in _KEPT:
             if self._last.get(every) != (turn := int(now // every)):
@@ -40,8 +40,8 @@ class Keeping:
         return min(kept, self.longest)
 
 
-def kept_over_time(versions: Sequence[Version], now: float, longest: float) -> set[int]:
-    """Those, of a table's oldest to newest, that it was at the moments that are kept."""
+def kept_by_age(versions: Sequence[Version], now: float, longest: float) -> set[int]:
+    """The versions, oldest to newest, that the table had at the moments to be kept."""
     times = [version.committed.timestamp() for version in versions]
     moments = [now - min(_ALL_KEPT, longest)]
     for every, long in _KEPT:

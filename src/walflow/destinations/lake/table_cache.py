@@ -1,4 +1,4 @@
-"""What is known of tables: asked anew if they are not as they were when they were looked at."""
+"""What tables say of themselves, kept for as long as they are still the same version."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from walflow.model import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["KnownTables"]
+__all__ = ["TableCache"]
 
 
-class KnownTables:
+class TableCache:
     """All calls may come from several threads."""
 
     def __init__(self, format: LakeFormat, owner: Owner) -> None:
@@ -24,16 +24,16 @@ class KnownTables:
         self._lock = threading.Lock()
         self._stored: dict[TableName, Stored] = {}
 
-    def known(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table is now, for who writes it."""
+    def current(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """The table as it is now. It is loaded again only if it has another version."""
         with self._lock:
-            known = self._stored.get(name)
-        if known is not None and self._format.version(spark, name) == known.version:
-            return known
-        return self.look_anew(spark, name)
+            cached = self._stored.get(name)
+        if cached is not None and self._format.version(spark, name) == cached.version:
+            return cached
+        return self.reload(spark, name)
 
-    def look_anew(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """The same, without relying on what was known."""
+    def reload(self, spark: SparkSession, name: TableName) -> Stored | None:
+        """The same, always loaded."""
         stored = self.look(spark, name)
         with self._lock:
             if stored is None:
@@ -43,7 +43,7 @@ class KnownTables:
         return stored
 
     def look(self, spark: SparkSession, name: TableName) -> Stored | None:
-        """How the table is; None when there is none. DestinationForeign when it is not ours."""
+        """The table, not cached; None if there is none. DestinationForeign if it is not ours."""
         stored = self._format.look(spark, name)
         if stored is not None:
             check_owner(self._format.identifier(name), self._owner, stored.properties)
