@@ -284,7 +284,7 @@ def test_a_view_of_others_is_left_alone(make_kept: MakeLake) -> None:
 
 
 def shown_in_cut(lake: Lake) -> list[list[str]]:
-    """The columns of each row in a picture that is made now."""
+    """The columns of each row in a cut that is made now."""
     at = lake.source.position
     lake.destination.keep_cut(ConsistentCut(at, at, None, (CutTable(NAME, NAME, at),)))
     found = lake.destination.as_of()

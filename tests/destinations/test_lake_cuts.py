@@ -1,4 +1,4 @@
-"""Pictures of a lake's tables, and what becomes of them."""
+"""Consistent cuts of a lake's tables, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_fewer_cuts_are_kept_the_older_they_get() -> None:
     keeping = Retention(10 * DAY)
     kept = [(now, keeping.seconds(now)) for now in range(1_800_000_000, 1_800_007_200)]
     assert kept[0][1] == 10 * DAY
-    # Of two hours of pictures, after a quarter of an hour, an hour, and a day.
+    # Of two hours of cuts, after a quarter of an hour, an hour, and a day.
     assert [sum(seconds > age for _, seconds in kept) for age in (0, 900, HOUR, DAY)] == [
         7200,
         120,
@@ -137,7 +137,7 @@ def test_cuts_outlive_batches_maintenance_and_the_process(
     in_time = shop.destination.as_of(moment=datetime.fromtimestamp(3.5, UTC))
     assert in_time is not None
     assert in_time.cut.since == kept[3]
-    # Between two pictures: the one before, as its end says.
+    # Between two cuts: the one before, as its end says.
     between = shop.destination.as_of(Lsn(kept[3] - 1))
     assert between is not None
     assert between.cut.upto == kept[1] + 3 < kept[3] - 1

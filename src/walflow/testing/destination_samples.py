@@ -95,7 +95,7 @@ def tell_keyed_story(source: Source) -> None:
 
 
 def tell_truncate_story(source: Source) -> None:
-    """A truncate in the middle of a round, and a row whose key moves after it."""
+    """A truncate in the middle of a batch, and a row whose key moves after it."""
     with source.transaction():
         source.insert(id=100, v="goes", big=None)
         source.truncate()

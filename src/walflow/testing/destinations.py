@@ -361,7 +361,7 @@ def joined(first: TableChanges, second: TableChanges) -> TableChanges:
 
 
 def follow(destination: Destination, way: Evolution) -> bool:
-    """Whether the destination's table has the other form now; otherwise it is to be copied."""
+    """Whether the destination's table has the other schema now; otherwise it is to be copied."""
     if not destination.capabilities.evolves:
         return False
     try:
@@ -394,7 +394,7 @@ def breaking_in_the_middle(destination: ArrowDestination, action: str) -> Iterat
 
 def assert_equal(stored: Sequence[Row], source: Source, *, exact: bool = False) -> None:
     """Whether both have the same rows, in any order: the same values of the same types, whatever
-    their form (digits behind the point, zone). ``exact``: with the same exact texts."""
+    their notation (digits behind the point, zone). ``exact``: with the same exact texts."""
     names = source.schema.column_names
     assert_same(
         [{name: _plain(row[name], exact) for name in names} for row in stored],

@@ -166,9 +166,9 @@ class Source:
         return file
 
     def change_schema(self, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
-        """Give the table another form: ``missing`` is what its rows have in columns that are new.
+        """Give the table another schema: ``missing`` is what its rows have in columns that are new.
         What was done before has to be told first (``events``)."""
-        assert not self._log, "there are changes of the form before"
+        assert not self._log, "there are changes of the former schema"
         before = self.schema
         was = {column.attnum: column.name for column in before.columns}
         self.rows = [
@@ -253,7 +253,7 @@ def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
 
 
 def way_to(before: TableSchema, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
-    """From one form to the other, told by the columns' numbers."""
+    """From one schema to the other, by the columns' numbers."""
     was = {column.attnum: column for column in before.columns}
     now = {column.attnum: column for column in after.columns}
     stayed = [(was[number], now[number]) for number in was.keys() & now.keys()]

@@ -25,7 +25,7 @@ class HttpOptions:
     timeout_ms: int = 30_000
     """How long to wait for a connection, and for each piece of the answer."""
     retry_attempts: int = 5
-    """How often a request is sent again before the table's round counts as failed."""
+    """How often a request is sent again before the table's batch counts as failed."""
     retry_delay_ms: int = 500
     """How long to wait before the first of these. Doubles, up to 30 s; up to as much again is
     added at random. An answer's Retry-After is obeyed, up to a minute."""

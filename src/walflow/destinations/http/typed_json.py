@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 def json_table(table: TableSchema) -> Object:
-    """The table's name and form."""
+    """The table's name and columns."""
     return {
         "schema": table.name.schema,
         "name": table.name.name,
@@ -77,7 +77,7 @@ def json_events(table: TableSchema, batch: pa.RecordBatch) -> list[Object]:
 
 
 def json_values(array: Any) -> list[Any]:
-    """The values as what ``json.dumps`` writes in the protocol's form."""
+    """The values as what ``json.dumps`` writes as the protocol has them."""
     kind = array.type
     if pa.types.is_list(kind):
         elements = iter(json_values(array.flatten()))

@@ -399,7 +399,7 @@ def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:
     """By which names the files' columns are found, as Iceberg's JSON has it: the files have no
     field ids.
 
-    They have the table's names, but for the exact texts, which they call ``_exact``. Columns that
+    They have the table's names, but for the overflow texts, which they call ``_exact``. Columns that
     the table had before are still wanted by readers of former snapshots.
     """
     fields = {field["field-id"]: field for field in names}

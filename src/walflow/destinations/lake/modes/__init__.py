@@ -35,7 +35,7 @@ class ModeWriter(Protocol):
 
     def apply(self, batch: Batch) -> LakeTableSchema:
         """Write the changes, in exactly one commit; the table's schema after it (it may have got
-        the column of exact texts)."""
+        the column of overflow texts)."""
 
 
 MODES: Mapping[Mode, ModeWriter] = {
