@@ -24,6 +24,7 @@ from walflow.destinations.http import HttpDestination, HttpOptions
 from walflow.destinations.own import OwnDestination
 from walflow.errors import BadUri, ConfigError, DestinationError
 from walflow.model import TableName
+from walflow.pipeline.pipeline import Pipeline
 
 ONE, TWO = TableName("public", "one"), TableName("public", "two")
 
@@ -284,6 +285,12 @@ def test_what_is_wrong_with_it_is_told(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         open_destination(settings_of(uri, **options), "", spark=ANY_SESSION)
+
+
+def test_a_pipeline_says_at_once_what_it_was_given() -> None:
+    given: Any = object()
+    with pytest.raises(ConfigError, match=r"^object is not a destination: it lacks name, trunc"):
+        Pipeline({"source.uri": "postgresql://nobody@localhost/nowhere"}, destination=given)
 
 
 def test_a_kind_that_a_package_brings(own: None, monkeypatch: pytest.MonkeyPatch) -> None:

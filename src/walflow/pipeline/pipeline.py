@@ -126,7 +126,7 @@ class Pipeline:
         configure_if_nobody_has()
         settings = config if isinstance(config, Settings) else _settings(config, destination)
         self._given_spark = spark
-        self._given_destination = destination
+        self._given_destination = None if destination is None else adapted(destination)
         self._given_store = store
         self.settings = settings
         self.stage = "waiting to start"
@@ -270,7 +270,7 @@ class Pipeline:
             return open_destination(
                 settings, source, timeline=timeline, spark=spark, debug=self._debug
             )
-        return run_on_spark(adapted(self._given_destination), settings, spark, debug=self._debug)
+        return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
         """Ask again while a table is locked, as when a large one is rewritten, or while one is

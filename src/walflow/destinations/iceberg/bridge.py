@@ -399,8 +399,8 @@ def _name_mapping(names: list[_Field], before: list[_Field]) -> list[_Field]:
     """By which names the files' columns are found, as Iceberg's JSON has it: the files have no
     field ids.
 
-    They have the table's names, but for the overflow texts, which they call ``_exact``. Columns that
-    the table had before are still wanted by readers of former snapshots.
+    They have the table's names, but call the overflow texts ``_exact``. Readers of former snapshots
+    still need the columns that the table had before.
     """
     fields = {field["field-id"]: field for field in names}
     for field in fields.values():
