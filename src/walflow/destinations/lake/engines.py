@@ -57,11 +57,10 @@ class Engine(Protocol):
         pay; whether it did. The newest commit has the stamp then. Does a limited amount of work:
         what is left is due again."""
 
-    def forget(self, name: TableName) -> None:
-        """There may be no such table any more, or another one."""
-
 
 class SparkEngine:
+    """Can do everything."""
+
     name = "spark"
 
     def __init__(self, format: LakeFormat) -> None:
@@ -86,11 +85,10 @@ class SparkEngine:
                 self._format.touch(spark, name)
         return done
 
-    def forget(self, name: TableName) -> None:
-        """It asks each time."""
-
 
 class ColumnarEngine:
+    """Merges into mirrors only."""
+
     name = "columnar"
 
     def __init__(self, tables: Columnar) -> None:
@@ -115,9 +113,6 @@ class ColumnarEngine:
         if done:
             failpoint("maintain.compacted", name)
         return done
-
-    def forget(self, name: TableName) -> None:
-        self._tables.forget(name)
 
 
 class Engines:
@@ -161,7 +156,8 @@ class Engines:
         strict: bool = True,
     ) -> tuple[_Done, Written]:
         try:
-            return act(self._columnar(spark)), Written("columnar")
+            engine = self._columnar(spark)
+            return act(engine), Written(engine.name)
         except FallBackToSpark as fallback:
             if self._wanted == "columnar" and strict:
                 raise
@@ -172,7 +168,7 @@ class Engines:
                     reason=fallback.reason.value,
                     detail=str(fallback),
                 )
-            written = Written("spark", fallback.reason.value)
+            written = Written(self._spark.name, fallback.reason.value)
         return act(self._spark), written
 
     def _columnar(self, spark: SparkSession) -> ColumnarEngine:

@@ -131,9 +131,6 @@ class Columnar(Protocol):
         """Rewrite some of its files as one, if it pays, in one commit with the stamp; whether it
         did."""
 
-    def forget(self, name: TableName) -> None:
-        """There may be no such table any more, or another one."""
-
 
 class LakeFormat(Protocol):
     """All calls get a session that is the caller's alone (but ``opened``), and may come from
