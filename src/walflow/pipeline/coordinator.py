@@ -123,7 +123,7 @@ class Coordinator:
                 state.followed and (progress is None or not progress.verified)
                 for state, progress in found
             ),
-            self._metrics.batches_written(),
+            self._run.metrics.batches_written(),
         )
         self.last = status
         self._run.metrics.end_to_end_lag_bytes.set(status.lag_bytes)

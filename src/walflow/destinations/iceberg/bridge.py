@@ -385,7 +385,11 @@ def _version(table: Any) -> str | None:
         return str(snapshot.snapshotId())
     # Folders number their versions: another table in its place may have as many, and a table that
     # is refreshed does not see that it is another one.
-    file = path.stat()
+    try:
+        file = path.stat()
+    except FileNotFoundError:
+        # A path without a scheme may be one of another file system.
+        return str(snapshot.snapshotId())
     return f"{snapshot.snapshotId()}-{file.st_ino}-{file.st_mtime_ns}"
 
 
