@@ -17,6 +17,7 @@ from tests.destinations.reference import (
     rows_of,
 )
 from walflow.config import MaintenanceSettings
+from walflow.config.lake import EngineChoice
 from walflow.destinations.base import TableChanges
 from walflow.destinations.delta import DeltaFormat
 from walflow.destinations.iceberg import IcebergFormat
@@ -59,6 +60,7 @@ class Pair:
         schema: TableSchema,
         format: str = "iceberg",
         maintenance: MaintenanceSettings | None = None,
+        engine: EngineChoice = "auto",
     ) -> None:
         (folder / "log").mkdir()
         self.spark = spark
@@ -66,7 +68,9 @@ class Pair:
         self.warehouse = folder / "ware house%20"
         self._format = format
         self.format = lake_format(format, self.warehouse)
-        self.destination = LakeDestination(spark, self.format, OWNER, maintenance=maintenance)
+        self.destination = LakeDestination(
+            spark, self.format, OWNER, maintenance=maintenance, engine=engine
+        )
         self.session = lake_session(spark, self.format.session_conf)
 
     def another_destination(self) -> LakeDestination:

@@ -14,10 +14,10 @@ import pytest
 from tests.destinations.pairs import KEYED, Pair
 from tests.destinations.reference import make_schema
 from walflow.config import MaintenanceSettings
+from walflow.config.lake import EngineChoice
 from walflow.destinations.base import TableChanges
-from walflow.destinations.iceberg.columnar.engine import ColumnarTables
 from walflow.destinations.lake import LakeDestination
-from walflow.destinations.lake.format import LakeFormat
+from walflow.destinations.lake.engines import ColumnarEngine
 from walflow.destinations.lake.maintenance import Due, Schedule
 from walflow.destinations.lake.owner import Place, position_of
 from walflow.errors import DestinationForeign, TableMoved, WalflowError
@@ -102,11 +102,10 @@ def room(
     lake_format: str,
     engine: str,
     schema: TableSchema,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Room]:
-    if engine == "spark":
-        monkeypatch.setattr(ColumnarTables, "merge", lambda *_: False)
-    pair = Pair(spark, tmp_path, schema, lake_format, MaintenanceSettings(small_files=2))
+    choice: EngineChoice = "spark" if engine == "spark" else "auto"
+    maintenance = MaintenanceSettings(small_files=2)
+    pair = Pair(spark, tmp_path, schema, lake_format, maintenance, choice)
     with pair.source.transaction():
         for number in range(1, 4):
             pair.source.insert(**({"id": number} if schema.key else {}), a=f"a{number}", n=1)
@@ -247,13 +246,19 @@ def _once_looked_at(
 ) -> list[bool]:
     """Between the moment that a batch asks where the table is and its commit."""
     done: list[bool] = []
-    stamped = type(destination._format).stamped
 
-    def first(self: LakeFormat, *given: Any) -> Any:
-        if not done:
-            done.append(True)
-            then()
-        return stamped(self, *given)
+    def hook(kind: type, name: str) -> None:
+        method = getattr(kind, name)
 
-    monkeypatch.setattr(type(destination._format), "stamped", first)
+        def first(*given: Any) -> Any:
+            if not done:
+                done.append(True)
+                then()
+            return method(*given)
+
+        monkeypatch.setattr(kind, name, first)
+
+    # By Spark, and in columns.
+    hook(type(destination._format), "stamped")
+    hook(ColumnarEngine, "merge")
     return done
