@@ -56,7 +56,7 @@ class Table:
         self.stamps.append(dict(self.altered))
 
     def attributes(self, horizon: int) -> list[Attribute]:
-        """The catalog's at the end; what was altered last up to the horizon is settled."""
+        """The catalog's at the end; what was altered last up to the horizon is stable."""
         return [
             Attribute(
                 self.columns.get(number, f"........pg.dropped.{number}........"),
@@ -65,7 +65,7 @@ class Table:
                 -1,
                 dropped=number not in self.columns,
                 altered=self.altered[number],
-                settled=self.altered[number] <= horizon + 1,
+                stable=self.altered[number] <= horizon + 1,
             )
             for number in range(1, self.last + 1)
         ]
@@ -174,7 +174,7 @@ def test_it_is_right_or_says_that_it_cannot_know() -> None:
 
 
 def told(*alterations: Callable[[Table], None], since: int, at: int) -> tuple[int, ...] | None:
-    """Of a table (a, b, c), 1 to 3: settled from its forms after so many alterations."""
+    """Of a table (a, b, c), 1 to 3: matched with its schemas after so many alterations."""
     table = Table()
     for name in NAMES:
         table.add(name)
@@ -231,7 +231,7 @@ def test_columns_beside_the_published_ones() -> None:
     more = [*attributes, Attribute("y", 5, 25, -1)]
     assert match_columns(before, columns, more) == (1, 4)
     assert match_columns(before, [*columns, RelationColumn("y", 25, -1, False)], attributes) is None
-    long_ago = [replace(attribute, settled=True) for attribute in attributes]
+    long_ago = [replace(attribute, stable=True) for attribute in attributes]
     assert match_columns(None, columns, long_ago) == (1, 4)
     assert match_columns(None, columns, attributes) is None
 
@@ -250,6 +250,6 @@ def test_as_many_columns_as_a_table_can_have() -> None:
     live = [Attribute(name, number, TEXT, -1) for number, name in form]
     assert match_columns(schema(form), message(form), live) == tuple(range(1, many + 1))
     # Every second one is gone, and nobody knows since when.
-    holey = [replace(a, dropped=a.position % 2 == 0) for a in live]
+    holey = [replace(a, dropped=a.attnum % 2 == 0) for a in live]
     assert match_columns(schema(form), message(form[::2]), holey) == tuple(range(1, many, 2))
     assert match_columns(None, message(form[::2]), holey) is None

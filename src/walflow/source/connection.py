@@ -125,12 +125,12 @@ def connection_parameters(
 
     The URI's own ``options`` stay, and ours come after them, because decoding relies on ours.
     """
-    wanted: dict[str, str | None] = {**_DEFAULTS, "application_name": application_name}
-    wanted |= _parse(uri)
-    wanted["options"] = " ".join(part for part in (wanted.get("options"), options) if part)
-    wanted["client_encoding"] = "UTF8"
-    wanted["replication"] = replication
-    return wanted
+    parameters: dict[str, str | None] = {**_DEFAULTS, "application_name": application_name}
+    parameters |= _parse(uri)
+    parameters["options"] = " ".join(part for part in (parameters.get("options"), options) if part)
+    parameters["client_encoding"] = "UTF8"
+    parameters["replication"] = replication
+    return parameters
 
 
 def connect(

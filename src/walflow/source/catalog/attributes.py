@@ -56,17 +56,17 @@ SELECT a.attrelid, stored.filenodes,
 @dataclass(frozen=True, slots=True)
 class Attribute:
     name: str
-    """Nothing that it ever was called, if it is dropped."""
-    position: int
+    """Of a dropped one the name that Postgres gave it then."""
+    attnum: int
     type_oid: int
     """0 if it is dropped."""
     typmod: int
     generated: bool = False
     dropped: bool = False
     altered: int = 0
-    """The transaction that altered it last; 0 if that is not known for the time that matters."""
-    settled: bool = False
-    """Whether it has been as it is now for all that the slot can still tell of."""
+    """The transaction that altered it last; 0: unknown at the time of the message."""
+    stable: bool = False
+    """It has not been altered since the oldest change that the slot can still send."""
     missing: str | None = None
     missing_known: bool = True
 
@@ -87,26 +87,29 @@ class Attributes:
 def read_attributes(
     connection: Session, oids: Sequence[int], slot: str | None = None
 ) -> dict[int, Attributes]:
-    """For each of the relations; empty for one that is gone. With a slot it is known which of
-    them are settled: a slot holds back the catalog's past for as long as it needs it."""
+    """Read the attributes of each relation; none for a relation that is gone.
+
+    Which of them are stable is known only with a slot: it holds back the catalog's past for as
+    long as it needs it.
+    """
     found: dict[int, list[Attribute]] = {oid: [] for oid in oids}
     filenodes: dict[int, frozenset[int]] = {}
     rows = connection.execute(_ATTRIBUTES, {"oids": list(oids), "slot": slot})
-    for oid, files, number, *facts, text, known in rows:
-        name, type_oid, typmod, generated, dropped, altered, settled = facts
+    for oid, files, number, *facts, text, missing_known in rows:
+        name, type_oid, typmod, generated, dropped, altered, stable = facts
         filenodes[oid] = frozenset(files or ())
         found[oid].append(
             Attribute(
                 name=name,
-                position=number,
+                attnum=number,
                 type_oid=type_oid,
                 typmod=typmod,
                 generated=generated,
                 dropped=dropped,
                 altered=altered,
-                settled=settled,
+                stable=stable,
                 missing=None if text is None else _only_element(text),
-                missing_known=known,
+                missing_known=missing_known,
             )
         )
     return {
@@ -116,7 +119,7 @@ def read_attributes(
 
 
 def _only_element(array: str) -> str:
-    """The text of an array's one element; whatever separates elements may be inside it."""
+    """The text of an array's one element. It may contain the character that separates elements."""
     element = array[1:-1]
     if not element.startswith('"'):
         return element
@@ -124,8 +127,10 @@ def _only_element(array: str) -> str:
 
 
 def missing_array(column: Column) -> pa.Array[Any]:
-    """What rows from before the column was added have in it: one value of the type that the log
-    has it in. Only where it is known."""
+    """The value of the column in rows from before it was added, as one value of the log's type.
+
+    To be called only where it is known.
+    """
     return _missing(column)[0]
 
 
@@ -138,7 +143,7 @@ def with_missing(columns: Iterable[Column]) -> tuple[Column, ...]:
 
 
 def _missing(column: Column) -> tuple[pa.Array[Any], bool]:
-    """The value, and whether that is all of it."""
+    """The value, and whether the type holds it exactly."""
     if column.missing is None:
         return pa.nulls(1, arrow_type(column.spark_type)), True
     text = column.missing.encode()

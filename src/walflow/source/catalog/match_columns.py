@@ -27,23 +27,23 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What may be said of an attribute that may be in the message."""
+    """What is known of an attribute that may be in the message."""
 
-    position: int
+    attnum: int
     required: bool
     """It is in the message."""
     barring: bool
-    """If it is not in the message, then no later one is."""
+    """If it is not in the message, no later one is either."""
     place: int | None
-    """Where in the message it is, if it is in it, and that is known."""
+    """Where in the message it is, if it is there; None: it may be anywhere."""
 
 
 _Taken = tuple[int, "_Taken"] | tuple[()]
 """Numbers for the first columns of the message: the last one, and those before it."""
 
 _Ways = dict[tuple[int, bool], tuple[int, _Taken]]
-"""For each place to go on from (how many columns have their number, and whether no more may be
-had) how many ways lead there, up to two, and one of them."""
+"""By state (how many columns have a number, and whether no further attribute may be in the
+message): how many ways lead to it, counted up to two, and one of them."""
 
 _MANY_WAYS = 500
 
@@ -51,13 +51,13 @@ _MANY_WAYS = 500
 def match_columns(
     before: TableSchema | None, columns: Sequence[RelationColumn], attributes: Sequence[Attribute]
 ) -> tuple[int, ...] | None:
-    """The attribute numbers of a message's columns; None if it could speak of others as well.
+    """The attribute numbers of a message's columns; None if several answers are possible.
 
-    ``before`` is a form that the table had earlier, with its numbers, or None; ``attributes`` are
-    the table's by number as the catalog has them later, dropped ones included.
+    ``before`` is an earlier schema of the table, with numbers, or None. ``attributes`` are the
+    table's by number, as the catalog has them later, dropped ones included.
 
-    Which columns a publication lists must not have changed in between: a table that is published
-    in another way is copied again in any case.
+    The publication's list of columns must not have changed in between. (A table that is published
+    in another way is copied again in any case.)
     """
     if before is not None and not before.numbered:
         before = None
@@ -72,7 +72,7 @@ def match_columns(
         for (count, barred), (number, taken) in ways.items():
             room = len(columns) - count
             if room > required and not barred and candidate.place in (None, count):
-                _add(further, (count + 1, False), number, (candidate.position, taken))
+                _add(further, (count + 1, False), number, (candidate.attnum, taken))
             if not candidate.required and required <= room <= left:
                 _add(further, (count, barred or candidate.barring), number, taken)
         ways = further
@@ -81,7 +81,7 @@ def match_columns(
     found = [way for (count, _), way in ways.items() if count == len(columns)]
     if sum(number for number, _ in found) != 1:
         return None
-    return _positions(found[0][1])
+    return _numbers(found[0][1])
 
 
 def _candidates(
@@ -89,14 +89,14 @@ def _candidates(
 ) -> list[_Candidate]:
     places = {(c.name, c.type_oid, c.typmod): place for place, c in enumerate(columns)}
     published = {} if before is None else {c.attnum: c.altered for c in before.columns}
-    known = published.keys() | (frozenset() if before is None else before.unpublished)
-    newest = max(known, default=0) if before is None else max(before.newest, *known, 0)
+    earlier = published.keys() | (frozenset() if before is None else before.unpublished)
+    newest = max(earlier, default=0) if before is None else max(before.newest, *earlier, 0)
     found = []
     for attribute in attributes:
-        number = attribute.position
+        number = attribute.attnum
         place = places.get((attribute.name, attribute.type_oid, attribute.typmod))
-        if attribute.settled:
-            # One that is not in the message under its name is not published.
+        if attribute.stable:
+            # If the message does not have it under its name, it is not published.
             if place is not None and not attribute.dropped:
                 found.append(_Candidate(number, required=True, barring=False, place=place))
         elif not attribute.dropped:
@@ -109,7 +109,7 @@ def _candidates(
                     place=(_NOWHERE if place is None else place) if untouched else None,
                 )
             )
-        elif number in known or number > newest:
+        elif number in earlier or number > newest:
             found.append(_Candidate(number, required=False, barring=False, place=None))
     return found
 
@@ -119,9 +119,9 @@ def _add(ways: _Ways, at: tuple[int, bool], number: int, taken: _Taken) -> None:
     ways[at] = (min(2, already + number), first)
 
 
-def _positions(taken: _Taken) -> tuple[int, ...]:
+def _numbers(taken: _Taken) -> tuple[int, ...]:
     found = []
     while taken:
-        position, taken = taken
-        found.append(position)
+        number, taken = taken
+        found.append(number)
     return tuple(reversed(found))

@@ -1,7 +1,7 @@
-"""How tables are published, in a form that shows whether they were published all the time.
+"""How a table is published, with marks that show whether it was published without a break.
 
-What Postgres recreates is told apart by its oid, and what has none (a partition's link to its
-parent, a table's place in a schema) by the transaction that wrote it.
+What was dropped and created again has another oid. What has no oid (a partition's link to its
+parent, a table's place in a schema) was written by another transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that can be known to go wrong, said before anything is made."""
+"""Checks of a source before anything is created there."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def preflight(
     Raises the error for the first thing that cannot work. Warnings name what works, but not as
     the operator may expect. ``tables``: only these are looked at, or put into a publication that is
     to be made. Without ``strict``, what is wrong with single tables stays in their ``problem`` and
-    does not stop the others; with ``resync_lost_slot``, an invalidated slot is told in ``lost`` and
-    does not stop either. ``failover``: the slot is to be one that standbys keep.
+    does not stop the others; with ``resync_lost_slot``, an invalidated slot is in ``lost`` and does
+    not stop either. ``failover``: the slot is to be one that standbys keep.
     """
     tables = tables or TablesSettings()
     server = read_server(connection)
@@ -94,12 +94,12 @@ def preflight(
     if lost is not None and not resync_lost_slot:
         raise lost
     found = find_publication(connection, publication)
-    wanted: list[TableName] = []
+    to_publish: list[TableName] = []
     published: list[PublishedTable] = []
     warnings: list[str] = []
     if found is None and create_publication:
-        wanted = require_tables(connection, tables) if tables.choose else []
-        require_identities(connection, wanted)
+        to_publish = require_tables(connection, tables) if tables.choose else []
+        require_identities(connection, to_publish)
     else:
         found = read_publication(connection, publication)
         published = published_tables(
@@ -124,7 +124,7 @@ def preflight(
         read_timeline(connection),
         state,
         found,
-        tuple(wanted),
+        tuple(to_publish),
         tuple(published),
         tuple(warnings),
         lost,

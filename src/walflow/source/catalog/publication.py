@@ -264,13 +264,13 @@ def chosen_publication(
 
 @source_errors("see who else reads the publication")
 def other_users(
-    connection: Session, name: str, slot: str, known: Mapping[str, str]
+    connection: Session, name: str, slot: str, publications: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The slots of this database, other than ``slot``, whose readers use the publication, or may.
 
-    Postgres does not keep which publication a slot is for. A reader that is connected says it;
-    ``known`` says it of slots (publications by slot). Any other slot may be for FORMER_NAME, which
-    once was everybody's, unless there is a publication of the slot's own name.
+    Postgres does not keep which publication a slot is for. ``publications`` has it for some slots,
+    and a connected reader's query shows it. Any other slot may be for FORMER_NAME, which all
+    pipelines once used, unless there is a publication of the slot's own name.
     """
     rows = connection.execute(
         "SELECT s.slot_name::text, coalesce(a.query, ''),"
@@ -282,8 +282,8 @@ def other_users(
     ).fetchall()
     users = []
     for other, query, has_own in rows:
-        if other in known:
-            uses = known[other] == name
+        if other in publications:
+            uses = publications[other] == name
         elif (asked_for := _PUBLICATION_NAMES.search(query)) is not None:
             uses = name in _identifiers(asked_for[1].replace("''", "'"))
         else:

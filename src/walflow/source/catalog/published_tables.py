@@ -184,10 +184,10 @@ def _published_tables(
             if (listed is None or attribute.name in listed)
             and (major >= 18 or not attribute.generated)
         ]
-        numbers = {attribute.position for attribute in shown}
+        numbers = {attribute.attnum for attribute in shown}
         identity = ReplicaIdentity(letter)
         indexed = identities.key(oid, identity)
-        key = frozenset(a.name for a in live if a.position in indexed)
+        key = frozenset(a.name for a in live if a.attnum in indexed)
         described = TableSchema(
             oid=oid,
             name=TableName(schema, name),
@@ -195,13 +195,13 @@ def _published_tables(
             key=_key(shown, key),
             replica_identity=identity,
             filenodes=attributes[oid].filenodes,
-            unpublished=frozenset(a.position for a in live if a.position not in numbers),
-            newest=max((a.position for a in attributes[oid].all), default=0),
+            unpublished=frozenset(a.attnum for a in live if a.attnum not in numbers),
+            newest=max((a.attnum for a in attributes[oid].all), default=0),
         )
         uncovered = [
             attribute.name
             for attribute in live
-            if attribute.position not in numbers
+            if attribute.attnum not in numbers
             and (
                 not attribute.generated
                 if identity is ReplicaIdentity.FULL
@@ -238,18 +238,18 @@ def describe_relation(
 ) -> TableSchema:
     """The schema of a table as the stream describes it.
 
-    The message counts where the catalog, which shows the table as it is now, says otherwise. From
-    the catalog come the meaning of types, what older rows have in columns, where the rows lie,
-    and, where whole rows are logged, the primary key. ``before`` is a form that the table had
-    earlier and ``slot`` the slot that the message comes from: they help to tell the columns'
-    positions, which are 0 if the message may speak of one column or another.
+    The catalog shows the table as it is now. Where it differs from the message, the message
+    counts. From the catalog come the meaning of types, the values of columns in older rows, the
+    files of the rows, and, where whole rows are logged, the primary key. ``before`` is an earlier
+    schema of the table, and ``slot`` the slot that the message comes from. With them the columns'
+    numbers are found; they are 0 where the message may mean one column or another.
 
-    A column that was given one of our names (``_lsn``) appears under another (``~_lsn``): the log
-    goes on to hold the changes of all tables, and this one's form differs from the destination's.
+    A column that was given one of our names (``_lsn``) gets another one (``~_lsn``): the log goes
+    on with the changes of all tables, and this one's schema differs from the destination's.
     """
     now = read_attributes(connection, [relation.oid], slot)[relation.oid]
-    if before is not None and not now.all and _speaks_of(relation, before, types):
-        # The table is gone. Nothing tells more than that the message has what it had.
+    if before is not None and not now.all and _is_of_schema(relation, before, types):
+        # The table is gone. All that is known is that the message has the columns that it had.
         return replace(before, name=relation.name, version=version)
     positions = match_columns(before, relation.columns, now.all)
     shown = _shown(relation, positions, before, now)
@@ -257,7 +257,7 @@ def describe_relation(
     if relation.identity is ReplicaIdentity.FULL:
         indexed = Identities(connection, [relation.oid]).key(relation.oid, relation.identity)
         # By name where numbers are not known: the table is copied again for it in any case.
-        named = {a.position: a.name for a in (shown if positions else now.live)}
+        named = {a.attnum: a.name for a in (shown if positions else now.live)}
         key = frozenset(named.get(number, "") for number in indexed)
     else:
         pairs = zip(relation.columns, shown, strict=True)
@@ -273,21 +273,23 @@ def describe_relation(
     return described if positions is None else _with_storage(described, shown, before, now)
 
 
-def _speaks_of(relation: Relation, form: TableSchema, types: TypeCatalog) -> bool:
+def _is_of_schema(relation: Relation, schema: TableSchema, types: TypeCatalog) -> bool:
     """Whether the message shows the same columns, by name and type, and the same key."""
-    if relation.identity is not form.replica_identity or len(relation.columns) != len(form.columns):
+    if relation.identity is not schema.replica_identity:
+        return False
+    if len(relation.columns) != len(schema.columns):
         return False
     types.load((column.type_oid, column.typmod) for column in relation.columns)
-    by_key = form.replica_identity is not ReplicaIdentity.FULL
+    by_key = schema.replica_identity is not ReplicaIdentity.FULL
     return all(
-        (known.name, known.type.oid) == (column.name, column.type_oid)
-        # A domain that is gone too does not say any more what its modifier was.
+        (expected.name, expected.type.oid) == (column.name, column.type_oid)
+        # If a domain is gone with the table, its modifier is not known any more.
         and (
             not types.has(column.type_oid)
-            or types.resolve(column.type_oid, column.typmod).typmod == known.type.typmod
+            or types.resolve(column.type_oid, column.typmod).typmod == expected.type.typmod
         )
-        and not (by_key and column.identity is not (known.name in form.key))
-        for column, known in zip(relation.columns, form.columns, strict=True)
+        and not (by_key and column.identity is not (expected.name in schema.key))
+        for column, expected in zip(relation.columns, schema.columns, strict=True)
     )
 
 
@@ -297,9 +299,9 @@ def _shown(
     before: TableSchema | None,
     now: Attributes,
 ) -> list[Attribute]:
-    """The message's columns, with what the catalog still knows of them."""
+    """The message's columns, with what the catalog still has of them."""
     stand_ins = _stand_ins([column.name for column in relation.columns])
-    of_now = {attribute.position: attribute for attribute in now.live}
+    by_attnum = {attribute.attnum: attribute for attribute in now.live}
     former = {c.attnum: c.altered for c in (before.columns if before is not None else ())}
     shown = []
     for place, column in enumerate(relation.columns):
@@ -310,11 +312,11 @@ def _shown(
             column.typmod,
             missing_known=False,
         )
-        attribute = of_now.get(named.position)
-        # If it is dropped, or of another type now, its missing value is lost, or another one.
+        attribute = by_attnum.get(named.attnum)
+        # If it was dropped, or has another type now, its missing value is lost, or is another one.
         if attribute is not None and _type_of(attribute) == _type_of(column):
-            # If it was altered meanwhile, it is not known whether before or after the message.
-            untouched = attribute.settled or attribute.altered == former.get(attribute.position)
+            # If it was altered meanwhile, that may have been before or after the message.
+            untouched = attribute.stable or attribute.altered == former.get(attribute.attnum)
             named = replace(
                 named,
                 missing=attribute.missing,
@@ -332,29 +334,29 @@ def _type_of(column: Attribute | RelationColumn) -> tuple[int, int]:
 def _with_storage(
     described: TableSchema, shown: Sequence[Attribute], before: TableSchema | None, now: Attributes
 ) -> TableSchema:
-    """The form with the files that its rows lay in, and the columns that the table had beside the
-    published ones, as far as that can be told from what the catalog shows now."""
-    types = {attribute.position: _type_of(attribute) for attribute in shown}
-    once: frozenset[int] = frozenset()
+    """The schema with the files of its rows, and the numbers of columns that are not published, as
+    far as the catalog shows them now."""
+    types = {attribute.attnum: _type_of(attribute) for attribute in shown}
+    earlier: frozenset[int] = frozenset()
     if before is not None:
-        once = before.unpublished.union(column.attnum for column in before.columns)
-    others = [attribute for attribute in now.live if attribute.position not in types]
+        earlier = before.unpublished.union(column.attnum for column in before.columns)
+    others = [attribute for attribute in now.live if attribute.attnum not in types]
     beside = frozenset(
-        attribute.position
+        attribute.attnum
         for attribute in others
-        if attribute.settled
+        if attribute.stable
         or attribute.generated
-        or attribute.position in once
-        or attribute.position < max(types, default=0)
+        or attribute.attnum in earlier
+        or attribute.attnum < max(types, default=0)
     )
-    as_now = {a.position: _type_of(a) for a in now.live if a.position in types} == types
+    as_now = {a.attnum: _type_of(a) for a in now.live if a.attnum in types} == types
     filenodes: frozenset[int] = frozenset()
     if as_now and len(beside) == len(others):
         filenodes = now.filenodes
     elif before is not None and before.filenodes <= now.filenodes:
-        # Nothing was written anew up to now, so nothing was up to then.
+        # The table was not rewritten up to now, so it was not up to then.
         filenodes = before.filenodes
-    newest = max([*types, *once, *(a.position for a in now.all if a.settled)], default=0)
+    newest = max([*types, *earlier, *(a.attnum for a in now.all if a.stable)], default=0)
     if before is not None:
         newest = max(newest, before.newest)
     return replace(described, filenodes=filenodes, unpublished=beside, newest=newest)
@@ -397,7 +399,7 @@ def _columns(
             type=pg_type,
             spark_type=spark_type(pg_type, settings),
             nullable=attribute.name not in key,
-            attnum=attribute.position,
+            attnum=attribute.attnum,
             missing=attribute.missing,
             missing_known=attribute.missing_known,
             altered=attribute.altered,

@@ -39,14 +39,14 @@ def select_refusal(role: str, unreadable: Sequence[Unreadable]) -> NoSelectRight
         )
     if not unreadable:
         return None
-    told = ", ".join(
+    listed = ", ".join(
         f"{found.table} (columns {', '.join(found.columns)})" if found.columns else f"{found.table}"
         for found in unreadable
     )
     hint = f"Run: {' '.join(_grants(unreadable, name))}"
     if any(found.columns and PLACE in found.columns for found in unreadable):
         hint += f" ({PLACE} is the place of a row: large tables are read in ranges of it.)"
-    return NoSelectRight(f'The role "{role}" may not read {told}.', hint=hint)
+    return NoSelectRight(f'The role "{role}" may not read {listed}.', hint=hint)
 
 
 def _grants(unreadable: Sequence[Unreadable], role: str) -> list[str]:

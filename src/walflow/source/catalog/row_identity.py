@@ -1,4 +1,4 @@
-"""What tells the rows of a table apart."""
+"""Replica identities: the columns by which Postgres finds a row."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Identities:
                 self._chosen[oid] = frozenset(numbers)
 
     def key(self, oid: int, identity: ReplicaIdentity) -> frozenset[int]:
-        """The numbers of the columns that tell rows apart. Where whole rows are logged those of
-        the primary key."""
+        """The numbers of the identity's columns; those of the primary key where whole rows are
+        logged."""
         match identity:
             case ReplicaIdentity.DEFAULT | ReplicaIdentity.FULL:
                 return self._primary.get(oid, frozenset())

@@ -86,7 +86,7 @@ def _surveyed(
             SurveyedTable(
                 name=TableName(schema, name),
                 identity=identity,
-                key=tuple(a.name for a in live if a.position in numbers),
+                key=tuple(a.name for a in live if a.attnum in numbers),
                 relations=relations[oid],
                 strings=tuple(
                     (column, pg.name) for column, pg in resolved if becomes_text(pg, TypeSettings())

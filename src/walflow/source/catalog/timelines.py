@@ -31,14 +31,13 @@ def switch_points(history: str) -> dict[int, Lsn]:
     return {int(words[0]): Lsn.parse(words[1]) for words in lines if words}
 
 
-def timeline_loss(known: int, now: int, switched: dict[int, Lsn], log_end: Lsn) -> SlotLost | None:
-    """How it came that the server does not go on from what the pipeline has read up to
-    ``log_end``, on timeline ``known``; None if it does. ``switched``: see ``switch_points``, of
-    the server's timeline ``now``."""
-    at = switched.get(known)
+def timeline_loss(before: int, now: int, switched: dict[int, Lsn], log_end: Lsn) -> SlotLost | None:
+    """Why the server does not continue what the pipeline has read up to ``log_end`` on timeline
+    ``before``; None if it does. ``switched``: the ``switch_points`` of the server's timeline."""
+    at = switched.get(before)
     if at is None:
         return SlotLost(
-            f"The server is on timeline {now}, which did not branch from timeline {known}, which "
+            f"The server is on timeline {now}, which did not branch from timeline {before}, which "
             "was read before: the server was restored, or was not a standby of the previous one.",
             hint=_HINT,
         )

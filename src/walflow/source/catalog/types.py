@@ -1,4 +1,4 @@
-"""Postgres types as the catalog knows them, resolved to what decides the form of values."""
+"""Postgres types as the catalog knows them, resolved to what decides how values look."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from walflow.source.connection import Session, source_errors
 
 __all__ = ["TypeCatalog"]
 
-# int2vector and oidvector look like arrays in the catalog, but their text form is a plain list.
+# int2vector and oidvector look like arrays in the catalog, but their text format is a plain list.
 _NO_ARRAYS = frozenset({22, 30})
 
 _ROWS = """
@@ -53,11 +53,11 @@ class TypeCatalog:
     @source_errors("read the catalog of types")
     def load(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Fetch what these pairs need with few round trips, ahead of ``resolve``."""
-        wanted = set(pairs)
-        self._load_rows({oid for oid, _ in wanted})
-        for oid, typmod in tuple(wanted):
-            wanted.update(self._names_needed(oid, typmod))
-        missing = sorted(wanted - self._names.keys())
+        found = set(pairs)
+        self._load_rows({oid for oid, _ in found})
+        for oid, typmod in tuple(found):
+            found.update(self._names_needed(oid, typmod))
+        missing = sorted(found - self._names.keys())
         if missing:
             oids, typmods = [oid for oid, _ in missing], [typmod for _, typmod in missing]
             for oid, typmod, name in self._connection.execute(_NAMES, [oids, typmods]):

@@ -1,4 +1,4 @@
-"""The text form of arrays, taken apart for a whole column at once.
+"""Splitting the text of arrays into elements, for a whole column at once.
 
 ``{1,NULL,"a \\"b\\"",{…}}``, with a prefix like ``[0:2]=`` where a lower bound is not one. All
 texts of a column are walked as one run of bytes: escapes by the parity of backslash runs, quotes
@@ -41,7 +41,7 @@ class Elements:
 
 
 def split(cells: Cells, delimiter: str) -> Elements:
-    """Take apart the texts of arrays whose elements stand between ``delimiter``."""
+    """Split the texts of arrays whose elements are separated by ``delimiter``."""
     if len(cells) == 0:
         return Elements(cells, np.zeros(1, np.int32), np.zeros(0, np.bool_))
     gathered = cells.to_binary()

@@ -1,7 +1,7 @@
-"""What a converter gives back: a column of Arrow values, and the exact text of those not held.
+"""What a converter returns: a column of Arrow values, and the texts of values that do not fit.
 
-Also the seam between numpy and Arrow, in one place: memory is shared both ways, never copied. It
-takes and gives ``Any`` where pyarrow's stubs know less than pyarrow does.
+Here too: memory shared between numpy and Arrow, never copied. Types are ``Any`` where pyarrow's
+stubs lack what pyarrow can do.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Mask = npt.NDArray[np.bool_]
 class Converted:
     """A column in Arrow form.
 
-    ``values`` has the column's type. ``exact`` is None when every value is held; otherwise it has
-    Postgres's text for each row whose value is not (a clamped timestamp, a decimal made NULL, an
-    array that lost its dimensions), and NULL for all other rows.
+    ``values`` has the column's type. ``overflow`` is None when every value fits; otherwise it has
+    Postgres's text for each row whose value does not fit (a clamped timestamp, a decimal made
+    NULL, an array that lost its dimensions), and NULL for all other rows.
     """
 
     values: pa.Array[Any]
@@ -81,5 +81,5 @@ def overflow_texts(cells: Cells, rows: Mask) -> pa.StringArray | None:
     """The cells' own text in these rows, NULL in the others; None if there are no such rows."""
     if not rows.any():
         return None
-    kept = np.where(rows, cells.end, cells.start)
-    return Cells(cells.data, cells.start, kept, rows).to_text()
+    end = np.where(rows, cells.end, cells.start)
+    return Cells(cells.data, cells.start, end, rows).to_text()

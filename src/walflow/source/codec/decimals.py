@@ -1,7 +1,7 @@
-"""numeric: to decimal where a value fits exactly, else NULL with its exact text.
+"""numeric: to decimal where a value fits exactly, else NULL with its overflow text.
 
 Nothing is ever rounded into a decimal. As ``double`` a value becomes the nearest double, and its
-exact text is kept unless the double's shortest decimal form is the same number.
+overflow text is kept unless the double's shortest decimal form is the same number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 MAX_DIGITS = 38
 BINARY_DIGITS = 18
-"""Up to this precision the binary form is read: the unscaled value fits 64 bits."""
+"""Up to this precision the binary format is read: the unscaled value fits 64 bits."""
 
 _NEGATIVE, _NAN, _INFINITE, _MINUS_INFINITE = 0x4000, 0xC000, 0xD000, 0xF000
 _SPECIAL = {_NAN: "NaN", _INFINITE: "Infinity", _MINUS_INFINITE: "-Infinity"}
@@ -156,7 +156,7 @@ def _binary_texts(cells: Cells, rows: Mask) -> pa.StringArray:
 
 
 def numeric_text(raw: bytes) -> str:
-    """What Postgres prints for a numeric in binary form."""
+    """What Postgres prints for a numeric in binary format."""
     count, weight, sign, shown = struct.unpack_from("!HhHH", raw)
     if sign in _SPECIAL:
         return _SPECIAL[sign]

@@ -1,7 +1,7 @@
 """Converters of the simple types: numbers of the machine, booleans, bytes, uuid, jsonb.
 
-Each takes a whole column of cells. Text forms are what the type's output function prints under
-``SESSION_OPTIONS``; binary forms are what its send function sends.
+Each takes a whole column of cells. The text format is what the type's output function prints under
+``SESSION_OPTIONS``; the binary format is what its send function sends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def number_from_binary(cells: Cells, dtype: str, kind: pa.DataType) -> Converted
     if values.dtype != native:
         values = values.astype(native)
     if values.dtype.kind == "f":
-        # The text form knows one NaN; the binary form has the bits of whatever made it.
+        # The text format knows one NaN; the binary format has the bits of whatever made it.
         not_numbers = np.isnan(values)
         if not_numbers.any():
             values[not_numbers] = np.nan
@@ -129,7 +129,7 @@ _HEX_OF_TWO_BYTES = _hex_of_two_bytes()
 
 
 def bytes_from_text(cells: Cells) -> Converted:
-    r"""bytea in hex form, ``\x0aff``."""
+    r"""bytea in hex format, ``\x0aff``."""
     if len(cells) == 0:
         return Converted(pa.array([], pa.binary()))
     digits = _skip(cells, 2).to_binary()

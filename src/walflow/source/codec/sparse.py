@@ -1,4 +1,4 @@
-"""Columns that most rows leave empty: names of unsent values, exact texts of unheld ones."""
+"""Columns that most rows leave empty: names of unsent values, overflow texts of unheld ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names_list(
 
 
 def overflow_map(overflow: Mapping[str, pa.StringArray]) -> pa.MapArray | None:
-    """For each row its columns' exact texts by column name; null where there is none."""
+    """For each row its columns' overflow texts by column name; null where there is none."""
     if not overflow:
         return None
     names = list(overflow)

@@ -1,4 +1,4 @@
-"""Dates and timestamps: clamped to the years 1 to 9999, with the exact text where they are.
+"""Dates and timestamps: clamped to the years 1 to 9999, with the overflow text where they are.
 
 Spark, Iceberg and most readers end at those years; Postgres goes from 4714 BC to 294276 AD and
 has infinities.
@@ -27,7 +27,7 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, from 1
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """One of the three types: its Arrow form, its bounds, and what text they have."""
+    """One of the three types: its Arrow type, its bounds, and what text they have."""
 
     kind: pa.DataType
     dtype: str

@@ -1,7 +1,7 @@
 """The one place that maps Postgres types to Spark and Arrow, and raw cells to Arrow columns.
 
 The rules, type by type, are in docs/decisions/0002-types.md. Text (from pgoutput) and binary (from
-COPY) give the same values and the same exact texts: what has no converter of its own is read as
+COPY) give the same values and the same overflow texts: what has no converter of its own is read as
 the text that the type's output function prints, on both ways.
 """
 
@@ -158,7 +158,7 @@ def copy_expression(column: Column) -> str:
 
 
 def from_text(column: Column, cells: Cells) -> Converted:
-    """Cells in text form (pgoutput) as an Arrow column of ``arrow_type(column.spark_type)``."""
+    """Cells in text format (pgoutput) as an Arrow column of ``arrow_type(column.spark_type)``."""
     try:
         return _text_converter(column.type, column.spark_type)(cells)
     except pa.ArrowInvalid as error:
@@ -177,7 +177,7 @@ def from_binary(column: Column, cells: Cells) -> Converted:
 
 
 def binary_width(column: Column) -> int | None:
-    """How many bytes each value has in binary form; None: that depends on the value."""
+    """How many bytes each value has in binary format; None: that depends on the value."""
     return _WIDTHS.get(column.type.base)
 
 
@@ -205,13 +205,13 @@ def _text_converter(pg: PgType, spark: str) -> Converter:
 
 @cache
 def _binary_converter(pg: PgType, spark: str) -> Converter | None:
-    """None where the binary form is not read, and COPY selects the text."""
+    """None where the binary format is not read, and COPY selects the text."""
     if pg.base in _RAW_TEXT:
         return scalars.string_from_text
     if pg.base == _NUMERIC:
         digits = _decimal_digits(spark)
         declared = decimals.declared_decimal(pg.typmod)
-        # Without a declared precision values that do not fit may be many, and their exact texts
+        # Without a declared precision values that do not fit may be many, and their overflow texts
         # are cheaper to have from the server than to rebuild.
         if declared is None or digits != declared or digits[0] > decimals.BINARY_DIGITS:
             return None

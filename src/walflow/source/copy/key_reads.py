@@ -1,7 +1,7 @@
-"""Reading rows by their keys, and telling rows by their keys.
+"""Reading rows by their keys, and comparing rows by their keys.
 
-A key is compared, and written into SQL, by the texts of its values: the exact text where there is
-one, else the text of the value that the copy and the log hold, which both have by the same
+A key is compared, and written into SQL, by the texts of its values: the overflow text where there
+is one, else the text of the value that the copy and the log hold, which both have by the same
 converters. Two values that Postgres counts as equal can have different texts (``1.50`` and
 ``1.500`` of more digits than a decimal holds, texts of a collation that ignores case); that is no
 harm to who has all the texts that a row's key went through.

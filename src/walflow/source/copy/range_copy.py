@@ -48,7 +48,7 @@ class CopiedFile:
     rows: int
     bytes: int
     overflow: bool
-    """Whether the file has the column of exact texts."""
+    """Whether the file has the column of overflow texts."""
 
 
 def snapshot_session(
@@ -153,19 +153,19 @@ def filter_file(
     file is written, and the result names the source.
     """
     with parquet.ParquetFile(source) as file:
-        form = file.schema_arrow
-        read = [name for name in columns if name in form.names]
+        schema = file.schema_arrow
+        read = [name for name in columns if name in schema.names]
         masks = [
             keep(file.read_row_group(group, columns=read)) for group in range(file.num_row_groups)
         ]
         kept = [pc.sum(mask).as_py() or 0 for mask in masks]
-        rows, overflow = sum(kept), "_exact" in form.names
+        rows, overflow = sum(kept), "_exact" in schema.names
         if rows == file.metadata.num_rows:
             return CopiedFile(str(source), rows, source.stat().st_size, overflow)
         if not rows:
             return None
         unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.unfinished")
-        with _writer(unfinished, form) as writer:
+        with _writer(unfinished, schema) as writer:
             for group, mask in enumerate(masks):
                 if kept[group]:
                     table = file.read_row_group(group).filter(mask)
@@ -184,7 +184,7 @@ def _finished(unfinished: Path, path: Path, rows: int, overflow: bool) -> Copied
 
 
 class _CopyFile:
-    """A Parquet file that grows by row groups, and widens when an exact text turns up."""
+    """A Parquet file that grows by row groups, and widens when an overflow text turns up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -197,7 +197,7 @@ class _CopyFile:
         if not self.overflow and "_exact" in batch.schema.names:
             self.overflow = True
             if self._writer is not None:
-                # A Parquet file has one form: rows so far are read back under the wider one.
+                # A Parquet file has one schema: write the rows so far again with the wider one.
                 self._writer = _widen(self._writer, self._path)
         self._batches.append(batch)
         self._bytes += size
@@ -244,7 +244,7 @@ def _writer(path: Path, schema: pa.Schema) -> parquet.ParquetWriter:
 
 
 def _widen(writer: parquet.ParquetWriter, path: Path) -> parquet.ParquetWriter:
-    """Rewrite what has been written so far with the column of exact texts."""
+    """Rewrite what has been written so far with the column of overflow texts."""
     writer.close()
     narrow = path.with_suffix(".narrow")
     path.rename(narrow)

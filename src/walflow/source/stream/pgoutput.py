@@ -41,7 +41,7 @@ _CODE[_INSERT], _CODE[_UPDATE], _CODE[_DELETE], _CODE[_TRUNCATE] = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class TableBatch:
-    """Changes of one table in one form, in order, as rows of the change log."""
+    """Changes of one table in one schema version, in order, as rows of the change log."""
 
     schema: TableSchema
     batch: pa.RecordBatch
@@ -89,20 +89,20 @@ Describe = Callable[[Relation, Lsn, TableSchema | None], TableSchema | None]
 
 
 class Decoder:
-    """Turns frames into batches. Keeps what the protocol keeps: tables' forms, the open
+    """Turns frames into batches. Keeps what the protocol keeps: tables' schemas, the open
     transaction. One decoder serves one connection at a time: ``reset`` it on reconnecting."""
 
     def __init__(self, describe: Describe) -> None:
         """``describe`` gives the schema for a relation message in the transaction that commits at
-        the given position; it is told which schema the table had so far on this connection.
-        None: the table's changes are passed over until it is described again."""
+        the given position; its third argument is the table's schema so far on this connection.
+        None: the table's changes are skipped until it is described again."""
         self._describe = describe
-        self._forms: dict[int, TableSchema | None] = {}
+        self._schemas: dict[int, TableSchema | None] = {}
         self._open: _Open | None = None
 
     def reset(self) -> None:
         """A new connection sends relations anew, and starts with a whole transaction."""
-        self._forms.clear()
+        self._schemas.clear()
         self._open = None
 
     def decode(self, frames: Frames) -> Decoded:
@@ -209,7 +209,7 @@ class Decoder:
         rows = np.flatnonzero(_ROW_CHANGE[types])
         oids = wide.int32[frames.start[rows] + 1].astype(np.int64) & 0xFFFFFFFF
         truncates = self._truncates(frames, types)
-        forms = self._forms_in_order(frames, types, transactions)
+        schemas = self._schemas_in_order(frames, types, transactions)
         order = np.argsort(oids, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(oids[order])) + 1) if len(order) else []
         batches = []
@@ -217,11 +217,11 @@ class Decoder:
         for oid in dict.fromkeys([*by_table, *truncates]):
             messages = by_table.get(oid, np.empty(0, np.int64))
             truncated = np.array(truncates.get(oid, []), np.int64)
-            known = forms.get(oid)
-            if known is None:
+            versions = schemas.get(oid)
+            if versions is None:
                 raise ProtocolError(f"a change of table {oid} came before its description")
-            for place, (first, schema) in enumerate(known):
-                until = known[place + 1][0] if place + 1 < len(known) else len(types)
+            for place, (first, schema) in enumerate(versions):
+                until = versions[place + 1][0] if place + 1 < len(versions) else len(types)
                 part = messages[(messages >= first) & (messages < until)]
                 emptied = truncated[(truncated >= first) & (truncated < until)]
                 if schema is not None and (len(part) or len(emptied)):
@@ -230,32 +230,32 @@ class Decoder:
                     )
         return batches
 
-    def _forms_in_order(
+    def _schemas_in_order(
         self, frames: Frames, types: npt.NDArray[np.uint8], transactions: _Transactions
     ) -> dict[int, list[tuple[int, TableSchema | None]]]:
         """For each table, which schema holds from which message on."""
-        forms: dict[int, list[tuple[int, TableSchema | None]]] = {
-            oid: [(-1, schema)] for oid, schema in self._forms.items()
+        schemas: dict[int, list[tuple[int, TableSchema | None]]] = {
+            oid: [(-1, schema)] for oid, schema in self._schemas.items()
         }
         for index in np.flatnonzero(types == _RELATION):
             relation = parse_relation(frames.message(int(index)))
-            known = self._forms.get(relation.oid)
+            former = self._schemas.get(relation.oid)
             lsn = Lsn(int(transactions.lsn[transactions.of_message[index]]))
             # Also if the message is the same again: a column that was dropped and made anew looks
             # like the former one.
-            schema = self._describe(relation, lsn, known)
+            schema = self._describe(relation, lsn, former)
             if (
-                known is not None
+                former is not None
                 and schema is not None
-                and schema.version == lsn <= known.version
-                and schema != known
+                and schema.version == lsn <= former.version
+                and schema != former
             ):
-                # A second form in one transaction: versions tell the forms of a table apart.
-                schema = replace(schema, version=Lsn(known.version + 1))
-            if relation.oid not in self._forms or known != schema:
-                forms.setdefault(relation.oid, []).append((int(index), schema))
-            self._forms[relation.oid] = schema
-        return forms
+                # A second schema in one transaction needs a version of its own.
+                schema = replace(schema, version=Lsn(former.version + 1))
+            if relation.oid not in self._schemas or former != schema:
+                schemas.setdefault(relation.oid, []).append((int(index), schema))
+            self._schemas[relation.oid] = schema
+        return schemas
 
     def _truncates(self, frames: Frames, types: npt.NDArray[np.uint8]) -> dict[int, list[int]]:
         """For each table, the messages that truncate it (one message may name several)."""

@@ -34,7 +34,7 @@ from walflow.source.wire.refusals import refusal
 __all__ = ["CreatedSlot", "Replication", "output_options"]
 
 _STATUS_SECONDS = 5.0
-_TELL_SECONDS = 5.0
+_WARN_SECONDS = 5.0
 _RECEIVE_OPTIONS = "-c logical_decoding_work_mem=256MB -c wal_sender_timeout=5min"
 
 _logger = structlog.get_logger(__name__)
@@ -99,7 +99,7 @@ class Replication(Closing):
         if failover:
             require_failover(self._connection.info.server_version)
         kind = "TEMPORARY " if temporary else ""
-        # The parenthesised options came with 15; the other form works on all.
+        # The parenthesised options came with 15; the older syntax works on all.
         options = "(SNAPSHOT 'export', FAILOVER true)" if failover else "EXPORT_SNAPSHOT"
         row = self._command(
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {kind}LOGICAL pgoutput {options}",
@@ -134,14 +134,14 @@ class Replication(Closing):
 
     def _answer(self, sql: str, doing: str, cancelled: Callable[[], bool]) -> PGresult | None:
         self._pgconn.send_query(sql.encode())
-        began, told = time.monotonic(), False
+        began, warned = time.monotonic(), False
         while self._pgconn.is_busy():
             if select.select([self._pgconn.socket], [], [], 0.2)[0]:
                 self._pgconn.consume_input()
             elif cancelled():
                 self._pgconn.get_cancel().cancel()
-            elif not told and time.monotonic() - began > _TELL_SECONDS:
-                told = True
+            elif not warned and time.monotonic() - began > _WARN_SECONDS:
+                warned = True
                 _logger.warning(
                     f"waiting to {doing}: open transactions must end first",
                     sql="SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY xact_start",

@@ -58,7 +58,7 @@ class Image:
 class Columns:
     values: tuple[pa.Array, ...]
     overflow: dict[str, pa.StringArray]
-    """By column name: the exact texts of values that the column's type cannot hold."""
+    """By column name: the overflow texts of values that the column's type cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def walk(
         else:
             valid = kind == _TEXT
             if not (valid | (kind == _NULL) | (kind == _UNCHANGED)).all():
-                raise ProtocolError("a tuple has a value in a form that was not asked for")
+                raise ProtocolError("a tuple has a value in a format that was not asked for")
             # Past the buffer's end only for rows that have no length to read.
             length_at = np.where(valid, at + 1, 0)
             start = np.where(valid, at + 5, at + 1)
