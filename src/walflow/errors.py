@@ -466,7 +466,7 @@ class UnknownTable(WalflowError):
 
 
 class IllegalMove(WalflowError):
-    """A table cannot go from its phase to that one."""
+    """A table cannot go from its phase to the requested one."""
 
     kind = ErrorKind.RESULT
     exit_code = 76

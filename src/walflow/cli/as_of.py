@@ -60,7 +60,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 @pipeline_options(ends=True, words="words")
 @click.option("--at", "moment", metavar="TIME", help="A time instead of LSN: 2026-11-15T12:00:00Z.")
 @click.option(
-    "--table", "only", multiple=True, metavar="NAME", help="Only this table; may be repeated."
+    "--table", "only", multiple=True, metavar="NAME", help="Only this table; can be repeated."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @debug_option

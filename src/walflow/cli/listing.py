@@ -38,7 +38,7 @@ __all__ = ["list_pipelines"]
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="A pipeline's log, or the folder with the logs of several; may be repeated.  "
+    help="A pipeline's log, or the folder with the logs of several; can be repeated.  "
     "[default: ~/.walflow]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -49,7 +49,7 @@ NOT_RUNNING = 1
 @click.option("--check", is_flag=True, help="Say by the exit code whether all is well.")
 @debug_option
 def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
-    """Show where a pipeline and its tables stand."""
+    """Show the state of a pipeline and its tables."""
     import time
 
     from walflow.cli.opening import opened_store
