@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from walflow.cli.progress import CutTable, Meter, Progress
-from walflow.cli.showing import Watcher
+from walflow.cli.progress import Meter, Progress, TableProgress
 from walflow.cli.view import View
+from walflow.cli.watcher import Watcher
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import TableState

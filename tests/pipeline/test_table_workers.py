@@ -28,7 +28,7 @@ from tests.pipeline.running import (
     state_of,
 )
 from tests.pipeline.shelf import PositionedShelf, Shelf
-from walflow.cli.opening import opened_store
+from walflow.cli.open_store import opened_store
 from walflow.cli.overview import read_overview
 from walflow.config import Settings
 from walflow.errors import DestinationError, TablesSetAside

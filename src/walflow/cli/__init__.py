@@ -11,20 +11,20 @@ from typing import Any
 import click
 
 from walflow.cli.as_of import as_of
-from walflow.cli.asking import resync, retry, rollback
 from walflow.cli.bench import bench
 from walflow.cli.check import check
 from walflow.cli.completion import completion
-from walflow.cli.debugging import debug_option
+from walflow.cli.debug_option import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.drop import drop
 from walflow.cli.exit_codes import exit_codes
 from walflow.cli.failures import report
-from walflow.cli.helping import HelpedGroup
+from walflow.cli.help_pages import HelpedGroup
 from walflow.cli.init import init
-from walflow.cli.listing import list_pipelines
+from walflow.cli.list_pipelines import list_pipelines
 from walflow.cli.run import run
 from walflow.cli.status import status
+from walflow.cli.table_requests import resync, retry, rollback
 
 __all__ = ["main", "walflow"]
 

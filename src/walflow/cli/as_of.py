@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 from walflow.paths import is_there
 
@@ -75,7 +75,7 @@ def as_of(
     as_json: bool,
 ) -> int:
     """Print the SQL that reads all tables as of one commit."""
-    from walflow.cli.opening import told_of_spark
+    from walflow.cli.open_store import told_of_spark
     from walflow.cli.processes import own_temporary_folder
     from walflow.destinations import check_is_lake
     from walflow.observe import logs
@@ -161,7 +161,7 @@ def _time(text: str) -> datetime:
 
 def _phases(settings: Settings) -> Mapping[TableName, Phase]:
     """The phases of the pipeline's tables; none if its store cannot be opened here."""
-    from walflow.cli.opening import opened_store_if_any
+    from walflow.cli.open_store import opened_store_if_any
 
     with opened_store_if_any(settings) as store:
         if store is None:
@@ -172,7 +172,7 @@ def _phases(settings: Settings) -> Mapping[TableName, Phase]:
 
 def _meant(only: tuple[str, ...], known: Collection[TableName]) -> frozenset[TableName]:
     """The tables that are asked for; none: all of them."""
-    from walflow.cli.naming import find_table
+    from walflow.cli.table_names import find_table
 
     return frozenset(find_table(text, known) for text in only)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
+from walflow.cli.console import table_console
+from walflow.cli.debug_option import debug_option, is_debug
 from walflow.cli.options import key_and_value
-from walflow.cli.printing import table_console
 
 __all__ = ["bench"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def _attended(facts: Facts, findings: Findings) -> int:
 
     from walflow.checks.destination import STARTING
     from walflow.checks.performing import perform
-    from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
+    from walflow.cli.signals import Signals, Work
 
     found: queue.SimpleQueue[Finding | str] = queue.SimpleQueue()
 

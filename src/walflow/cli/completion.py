@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from walflow.cli.debugging import debug_option
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option
+from walflow.cli.help_pages import HelpedCommand
 
 __all__ = ["completion"]
 

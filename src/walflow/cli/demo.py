@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import HelpedCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,9 +72,9 @@ def demo(
     began = time.monotonic()
     from rich.console import Console
 
-    from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import leave_at_once, own_temporary_folder
-    from walflow.cli.showing import Watcher
+    from walflow.cli.signals import Signals, Work
+    from walflow.cli.watcher import Watcher
     from walflow.demo.folder import demo_folder
     from walflow.demo.scenario import Demo
 

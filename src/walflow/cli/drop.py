@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import HelpedCommand
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def drop(
     yes: bool,
 ) -> int:
     """Remove a pipeline and all that it created."""
-    from walflow.cli.opening import opened_store_if_any
+    from walflow.cli.open_store import opened_store_if_any
     from walflow.cli.processes import own_temporary_folder
     from walflow.observe import logs
     from walflow.pipeline.drop import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debugging import debug_option
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option
+from walflow.cli.help_pages import HelpedCommand
 from walflow.errors import ConfigError, WalflowError
 from walflow.paths import is_there
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.helping import setting
+from walflow.cli.help_pages import setting
 from walflow.errors import WalflowError
 
 if TYPE_CHECKING:

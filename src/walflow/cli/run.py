@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debugging import debug_option, is_debug
-from walflow.cli.helping import HelpedCommand, setting
+from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import HelpedCommand, setting
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def _run(
 ) -> int:
     from rich.console import Console
 
-    from walflow.cli.attending import Signals, Work
     from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
-    from walflow.cli.showing import Watcher
+    from walflow.cli.signals import Signals, Work
+    from walflow.cli.watcher import Watcher
     from walflow.errors import SparkError, WalflowError
     from walflow.observe.metrics import Metrics
     from walflow.observe.serve import serve_metrics

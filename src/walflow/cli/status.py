@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from walflow.cli.debugging import debug_option
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.console import table_console
+from walflow.cli.debug_option import debug_option
+from walflow.cli.help_pages import HelpedCommand
 from walflow.cli.options import Chosen, pipeline_options
-from walflow.cli.printing import table_console
 
 if TYPE_CHECKING:
     from walflow.cli.overview import Overview
@@ -52,7 +52,7 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
     """Show the state of a pipeline and its tables."""
     import time
 
-    from walflow.cli.opening import opened_store
+    from walflow.cli.open_store import opened_store
     from walflow.cli.overview import read_overview
     from walflow.cli.wanted import lake_settings
     from walflow.errors import TablesSetAside

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from walflow.cli.debugging import debug_option
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option
+from walflow.cli.help_pages import HelpedCommand
 
 if TYPE_CHECKING:
-    from walflow.cli.listed import Listed
+    from walflow.cli.local_pipelines import Listed
 
 __all__ = ["list_pipelines"]
 
@@ -45,7 +45,7 @@ __all__ = ["list_pipelines"]
 @debug_option
 def list_pipelines(folders: tuple[Path, ...], as_json: bool) -> int:
     """List the pipelines on this machine."""
-    from walflow.cli.listed import listed
+    from walflow.cli.local_pipelines import listed
     from walflow.pipeline.state.pipeline_notes import default_logs
 
     found = list(listed(folders or (default_logs(),)))

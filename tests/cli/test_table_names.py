@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from walflow.cli.naming import find_table, read_name
+from walflow.cli.table_names import find_table, read_name
 from walflow.errors import UnknownTable
 from walflow.model import TableName
 from walflow.pasting import command_for

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debugging import debug_option
-from walflow.cli.helping import HelpedCommand
+from walflow.cli.debug_option import debug_option
+from walflow.cli.help_pages import HelpedCommand
 from walflow.cli.options import Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _ask(
     no_wait: bool,
     all_errored: bool = False,
 ) -> int:
-    from walflow.cli.naming import find_table
-    from walflow.cli.opening import opened_store
+    from walflow.cli.open_store import opened_store
+    from walflow.cli.table_names import find_table
     from walflow.model import Phase
     from walflow.stores.base import Action
 
