@@ -28,7 +28,7 @@ from walflow.units import (
 )
 
 
-def table(name: str, phase: Phase, **known: object) -> CutTable:
+def table(name: str, phase: Phase, **known: object) -> TableProgress:
     values = {
         "since": 0.0,
         "rows_expected": 0,
@@ -38,10 +38,10 @@ def table(name: str, phase: Phase, **known: object) -> CutTable:
         "lag_bytes": None,
         "lag_seconds": None,
     } | known
-    return CutTable(TableName(*name.split(".")), phase, **values)  # type: ignore[arg-type]
+    return TableProgress(TableName(*name.split(".")), phase, **values)  # type: ignore[arg-type]
 
 
-def failed(name: str, kind: RetryKind = RetryKind.MANUAL, **known: object) -> CutTable:
+def failed(name: str, kind: RetryKind = RetryKind.MANUAL, **known: object) -> TableProgress:
     at = time.time() + 600 if kind is RetryKind.TIMED else None
     error = TableError(
         "DestinationError",
@@ -53,7 +53,7 @@ def failed(name: str, kind: RetryKind = RetryKind.MANUAL, **known: object) -> Cu
     return table(name, Phase.ERRORED, error=error, **known)
 
 
-def drawn(*tables: CutTable, stage: str = "", width: int = 80, height: int = 24) -> list[str]:
+def drawn(*tables: TableProgress, stage: str = "", width: int = 80, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
     view = View(console, "shop", "postgresql://app@db:5432/shop", "iceberg:///lake", "-f shop.yaml")
     with console.capture() as captured, view:
@@ -231,7 +231,7 @@ def test_the_speed_of_a_copy_and_the_time_that_is_left() -> None:
     now = 100.0
     meter = Meter(lambda: now)
 
-    def measured(rows: int, phase: Phase = Phase.DATA_SYNC) -> CutTable:
+    def measured(rows: int, phase: Phase = Phase.DATA_SYNC) -> TableProgress:
         copy = state("orders", phase, 0, rows_expected=1000, rows_copied=rows)
         return meter.measure(status_of(copy)).tables[0]
 

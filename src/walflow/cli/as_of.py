@@ -100,8 +100,8 @@ def as_of(
             found = _read(settings, at, when, debug=is_debug(context))
     if wanted is None:
         wanted = _meant(only, [table.source for table in found.cut.tables])
-    overflow = None if when is not None else at is None or at <= found.cut.upto
-    shown = _shown(found, overflow, phases, wanted)
+    is_exact = None if when is not None else at is None or at <= found.cut.upto
+    shown = _shown(found, is_exact, phases, wanted)
     if as_json:
         import json
 
@@ -234,7 +234,7 @@ def _iso(moment: datetime) -> str:
 
 def _shown(
     found: AsOf,
-    overflow: bool | None,
+    is_exact: bool | None,
     phases: Mapping[TableName, Phase],
     only: Collection[TableName],
 ) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _shown(
         "since_number": int(cut.since),
         "commit_time": None if cut.commit_time is None else _iso(cut.commit_time),
         "recorded_at": _iso(cut.recorded),
-        "exact": overflow,
+        "exact": is_exact,
         "tables": [
             {
                 "table": str(table.source),

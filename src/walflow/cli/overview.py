@@ -28,7 +28,7 @@ class TableOverview:
     destination: TableName
     lag_bytes: int | None
     """None before the table is followed, and if the source's position is not known."""
-    wanted: TablePlan | None
+    plan: TablePlan | None
     """None: not known."""
 
     @property
@@ -166,7 +166,7 @@ def _table_dict(table: TableOverview) -> dict[str, Any]:
         "name": state.table.name,
         "oid": table.oid,
         "destination": str(table.destination),
-        "mode": None if table.wanted is None else table.wanted.mode,
+        "mode": None if table.plan is None else table.plan.mode,
         "phase": state.phase.value,
         "since": iso_time(state.since),
         **_position("position", state.position),

@@ -102,7 +102,7 @@ def _plain(overview: Overview) -> Table:
 
 
 def _add_columns(grid: Table, overview: Overview) -> None:
-    if any(table.wanted is not None for table in overview.tables):
+    if any(table.plan is not None for table in overview.tables):
         # In a narrow terminal the table's name needs the room more.
         grid.add_column("mode", min_width=_MODE_WIDTH)
     grid.add_column("phase", no_wrap=True)
@@ -112,7 +112,7 @@ def _add_columns(grid: Table, overview: Overview) -> None:
 
 def _cells(table: TableOverview, now: float) -> list[str | Text]:
     state = table.state
-    mode = [] if table.wanted is None else [Text(table.wanted.mode)]
+    mode = [] if table.plan is None else [Text(table.plan.mode)]
     return [
         *mode,
         Text(state.phase.value, style=PHASE_STYLES.get(state.phase, "yellow")),

@@ -13,7 +13,7 @@ from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import TableState
 from walflow.states import TableError, stands_at
 
-__all__ = ["CutTable", "Meter", "Progress"]
+__all__ = ["Meter", "Progress", "TableProgress"]
 
 _WINDOW_SECONDS = 6.0
 _COPY_SECONDS = 30.0
@@ -21,7 +21,7 @@ _COPY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class CutTable:
+class TableProgress:
     name: TableName
     phase: Phase
     since: float
@@ -64,7 +64,7 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    tables: tuple[CutTable, ...]
+    tables: tuple[TableProgress, ...]
     log_end: Lsn
     applied: Lsn
     lag_seconds: float
@@ -97,12 +97,12 @@ class Progress:
         return sum(table.copying for table in self.tables)
 
     @property
-    def set_aside(self) -> tuple[CutTable, ...]:
+    def set_aside(self) -> tuple[TableProgress, ...]:
         """By name, as all tables are."""
         return tuple(table for table in self.failing if table.set_aside)
 
     @property
-    def failing(self) -> tuple[CutTable, ...]:
+    def failing(self) -> tuple[TableProgress, ...]:
         """By name, so that tables that are tried again and again keep their places."""
         failing = (table for table in self.tables if table.failing)
         return tuple(sorted(failing, key=lambda table: table.name))
@@ -164,8 +164,8 @@ def _speed(before: int, after: int, first: _Sample, last: _Sample) -> float:
 
 def _table(
     state: TableState, wal_end: Lsn, changes_per_second: float, rows_per_second: float
-) -> CutTable:
-    return CutTable(
+) -> TableProgress:
+    return TableProgress(
         name=state.name,
         phase=state.phase,
         since=state.since,

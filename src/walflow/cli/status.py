@@ -52,9 +52,9 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
     """Show the state of a pipeline and its tables."""
     import time
 
+    from walflow.cli.file_settings import lake_settings
     from walflow.cli.open_store import opened_store
     from walflow.cli.overview import read_overview
-    from walflow.cli.wanted import lake_settings
     from walflow.errors import TablesSetAside
 
     settings = chosen.store_settings()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from walflow.cli.advice import advise
-from walflow.cli.progress import CutTable, Progress
+from walflow.cli.progress import Progress, TableProgress
 from walflow.cli.styles import PHASE_STYLES
 from walflow.model import Phase, TableName
 from walflow.pasting import with_options
@@ -112,7 +112,7 @@ class View:
         way.overflow = "ellipsis"
         return Group(top, way)
 
-    def _error(self, table: CutTable) -> RenderableType:
+    def _error(self, table: TableProgress) -> RenderableType:
         """In few lines; `walflow status` shows the full text."""
         assert table.error is not None
         advice = advise(
@@ -131,7 +131,7 @@ class View:
         return Group(*lines, "")
 
 
-def _tables(tables: Sequence[CutTable], room: int) -> RenderableType:
+def _tables(tables: Sequence[TableProgress], room: int) -> RenderableType:
     if any(map(_has_bar, tables)):
         # They have their own heading, and an empty line below.
         room = max(1, room - 2)
@@ -164,7 +164,7 @@ def _grid(**widths: int) -> Table:
     return grid
 
 
-def _copies(tables: Sequence[CutTable]) -> RenderableType:
+def _copies(tables: Sequence[TableProgress]) -> RenderableType:
     grid = _grid(copied=_BAR_WIDTH + 5, rows=22, per_s=7, left=6)
     for table in tables:
         # The number of rows is an estimate: 100 % only when it is done.
@@ -182,7 +182,7 @@ def _copies(tables: Sequence[CutTable]) -> RenderableType:
     return grid
 
 
-def _followed(tables: Sequence[CutTable]) -> RenderableType:
+def _followed(tables: Sequence[TableProgress]) -> RenderableType:
     grid = _grid(phase=12, rows_copied=14, changes=9, per_s=6, lag=6, behind=6)
     grid.columns[1].justify = "left"
     for table in tables:
@@ -198,11 +198,11 @@ def _followed(tables: Sequence[CutTable]) -> RenderableType:
     return grid
 
 
-def _has_bar(table: CutTable) -> bool:
+def _has_bar(table: TableProgress) -> bool:
     return table.phase is Phase.DATA_SYNC and table.rows_expected > 0
 
 
-def _urgency(table: CutTable) -> tuple[int, int, TableName]:
+def _urgency(table: TableProgress) -> tuple[int, int, TableName]:
     """Which tables are shown if there is no room for all: failing ones, then unfinished ones, then
     those with most changes."""
     # By the total of changes, in powers of two: by current rates, lines would come and go.

@@ -12,7 +12,7 @@ import structlog
 from rich.console import Console
 
 from walflow.cli.advice import advise
-from walflow.cli.progress import CutTable, Meter, Progress
+from walflow.cli.progress import Meter, Progress, TableProgress
 from walflow.cli.view import View
 from walflow.observe import logs
 from walflow.pipeline.pipeline import Pipeline
@@ -105,7 +105,7 @@ class Watcher:
         self._lined = now
         _logger.info("progress", **_fields(self.progress))
 
-    def _remind(self, set_aside: Sequence[CutTable]) -> None:
+    def _remind(self, set_aside: Sequence[TableProgress]) -> None:
         """Log the tables that were set aside before this start. (The pipeline logs later ones.)"""
         for table in set_aside:
             if table.error is None or table.since >= self._began:

@@ -81,9 +81,9 @@ def comparable_text(
         return comparable_array(comparable_text(element, None, modifier))
     if type_name == "numeric":
         odd = "({} = 'NaN')" if modifier >= 0 else _ODD_NUMERIC
-        overflow = "{}" if modifier >= 0 else "({})::numeric(38,18)"
+        value = "{}" if modifier >= 0 else "({})::numeric(38,18)"
         return ComparableText(
-            f"CASE WHEN NOT {odd} THEN ({overflow})::text END", "cast({} AS string)", odd
+            f"CASE WHEN NOT {odd} THEN ({value})::text END", "cast({} AS string)", odd
         )
     return _TEXTS.get(type_name, _TEXT)
 
