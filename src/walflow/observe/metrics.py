@@ -56,7 +56,7 @@ class Metrics:
         )
         self.transaction_size = histogram(
             "transaction_size",
-            "Row changes in a transaction: the mean of each hand-over.",
+            "Row changes of a transaction: means over small groups.",
             _TRANSACTION_CHANGES,
         )
         self.batch_send_duration = histogram(
@@ -115,7 +115,7 @@ class Metrics:
         self.tables = gauge("tables_total", "Tables in each phase.", "phase")
         self.tables_failing = gauge(
             "tables_failing",
-            "Tables that failed and have not succeeded since: set aside, or being tried again.",
+            "Tables that failed and have not succeeded since: set aside, or tried again.",
         )
         self.pipeline_active = gauge("pipeline_active", "1 while the pipeline runs.")
         self.pipeline_starts = counter("pipeline_starts_total", "Starts of the pipeline.")
