@@ -191,7 +191,7 @@ def test_tables_of_others_are_left_alone(
     ]
     files = {file for file in warehouse.rglob("*") if file.is_file()}
     for call in (ours.applied, ours.drop):
-        with pytest.raises(DestinationForeign, match="was not made by walflow"):
+        with pytest.raises(DestinationForeign, match="was not created by walflow"):
             call(ALL_TYPES)
     with pytest.raises(DestinationForeign):
         ours.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(1), overflow=False))

@@ -76,7 +76,7 @@ def test_names_that_differ_stay_apart() -> None:
 
 def other_tables() -> list[tuple[str, Owner | None]]:
     return [
-        ("was not made by walflow", None),
+        ("was not created by walflow", None),
         ("belongs to the pipeline 'other'", Owner("other", OWNER.system)),
         ("another source", Owner(OWNER.pipeline, "1")),
     ]

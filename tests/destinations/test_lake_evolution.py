@@ -311,13 +311,13 @@ def test_deleted_rows_that_another_key_cannot_tell_apart(evolving: MakeEvolving)
         source.update(source.find(id=1), a="x2")
     destination.apply(source.events(pair.spark))
     way = pair.evolve(form(columns))
-    with pytest.raises(DestinationError, match="several rows under one key") as refused:
+    with pytest.raises(DestinationError, match="several rows with one key") as refused:
         destination.evolve(way)
     assert not refused.value.retry
     # So, too, if it was copied again for it.
     with source.transaction():
         source.insert(id=3)
-    with pytest.raises(DestinationError, match="several rows under one key"):
+    with pytest.raises(DestinationError, match="several rows with one key"):
         pair.adopt()
 
 

@@ -85,7 +85,7 @@ READ_ONLY = "java.nio.file.FileSystemException: /lake/t/a.parquet: Read-only fil
         (FLAT_TASK, "/lake/x.parquet (Permission denied)", False, "the right to write"),
         (
             MKDIRS,
-            "the folder /l/p/u/m cannot be made: no right to it, or a file is there",
+            "the folder /l/p/u/m cannot be created: no right, or a file has its name",
             False,
             "destination.uri",
         ),

@@ -171,8 +171,8 @@ def test_secrets_stay_off_the_command_line_and_a_dead_jvm_is_told(tmp_path: Path
     ("code", "message", "hint"),
     [
         (3, "the JVM had too little memory and ended (exit code 3)", "Raise spark.driver_memory"),
-        (-9, "the JVM was killed (signal 9)", "Somebody did that, or the kernel"),
-        (137, "the JVM was killed (signal 9)", "Somebody did that, or the kernel"),
+        (-9, "the JVM was killed (signal 9)", "A user did that, or the kernel"),
+        (137, "the JVM was killed (signal 9)", "A user did that, or the kernel"),
         (143, "the JVM was told to end (signal 15)", "Start again"),
         (-11, "the JVM crashed (signal 11)", "hs_err_pid"),
         (1, "the JVM ended (exit code 1)", "--debug"),

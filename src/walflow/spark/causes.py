@@ -220,4 +220,4 @@ def _text(thrown: str) -> str:
         text = rest
     text = re.sub(r"\A\[[A-Z_.]+\] ", "", text)
     # Hadoop's words for a folder that could not be made, and where it was not.
-    return _MKDIRS.sub(r"the folder \1 cannot be made: no right to it, or a file is there", text)
+    return _MKDIRS.sub(r"the folder \1 cannot be created: no right, or a file has its name", text)

@@ -204,15 +204,15 @@ def jvm_ended_error(code: int) -> SparkError:
         case signal.SIGKILL:
             return SparkError(
                 "the JVM was killed (signal 9)",
-                hint="Somebody did that, or the kernel because the machine or the container had "
-                "too little memory; then its log says so (journalctl -k, or dmesg). Give it more "
+                hint="A user did that, or the kernel because the machine or the container had too "
+                "little memory; then its log says so (journalctl -k, or dmesg). Give it more "
                 "memory, or the JVM less (--set spark.driver_memory=1g).",
             )
         case signal.SIGTERM | signal.SIGINT | signal.SIGHUP:
             return SparkError(
                 f"the JVM was told to end (signal {number})",
-                hint="Somebody did that, or what manages the processes of this machine. Start "
-                "again: nothing is lost.",
+                hint="A user or the machine's process manager did that. Start again: nothing is "
+                "lost.",
             )
         case signal.SIGSEGV | signal.SIGABRT | signal.SIGBUS | signal.SIGILL | signal.SIGFPE:
             return SparkError(

@@ -237,8 +237,8 @@ class IcebergFormat:
                 table=str(name),
                 version=version,
                 wanted=self._version,
-                hint="Iceberg leads no table back to an older version. Stop walflow, drop the "
-                "table with its files (DROP TABLE … PURGE), and start again: it is copied anew.",
+                hint="Iceberg cannot downgrade a table. Stop walflow, drop the table with its "
+                "files (DROP TABLE … PURGE), and start again: it is copied again.",
             )
 
     def _bridge(self, spark: SparkSession) -> Bridge | None:

@@ -111,15 +111,15 @@ def check_owner(identifier: str, owner: Owner, properties: Mapping[str, str]) ->
     pipeline = properties.get(_PIPELINE)
     hint = f"Use another folder or catalog, or remove the table: DROP TABLE {identifier};"
     if pipeline is None:
-        whose = "was not made by walflow"
+        whose = "was not created by walflow"
     elif pipeline != owner.pipeline:
         whose = f"belongs to the pipeline {pipeline!r}"
         if properties.get(_SYSTEM) == owner.system:
             hint = (
-                f"If that is this pipeline under its former name, go on under it: `name: "
-                f"{pipeline}` in the settings, or --name {pipeline}. Else use another folder or "
-                "catalog, or other names for the tables (mapping.template). If nobody needs the "
-                f"table: DROP TABLE {identifier};"
+                f"If that is an earlier name of this pipeline, use it: `name: {pipeline}` in the "
+                f"settings, or --name {pipeline}. Otherwise use another folder or catalog, or "
+                "other names for the tables (mapping.template). If the table is not needed: DROP "
+                f"TABLE {identifier};"
             )
     else:
         whose = f"was copied from another source ({properties.get(_SYSTEM)}, now {owner.system})"

@@ -80,7 +80,7 @@ def bring_to_schema(
         raise _would_be_lost(
             identifier,
             f"has changes up to {stored.position}, after the copy's position {stamp.position}: "
-            "the source was set back, and the order of changes would be lost",
+            "the source was restored to an earlier state, and the order of changes would be lost",
         )
     try:
         way = _way(lake_schema.schema, stored)
@@ -110,18 +110,18 @@ def check_key(spark: SparkSession, format: LakeFormat, lake_schema: LakeTableSch
     if not keys.groupBy(*keys.columns).count().where("count > 1").isEmpty():
         raise _would_be_lost(
             identifier,
-            f"has several rows under one key now that this is ({', '.join(schema.key)}): deleted "
-            "rows could not be told apart from the one that is there",
+            f"has several rows with one key, now that the key is ({', '.join(schema.key)}): "
+            "deleted rows could not be distinguished from the current one",
         )
 
 
 def _would_be_lost(identifier: str, why: str) -> DestinationError:
     return DestinationError(
-        f"The table {identifier} keeps rows that its source has no longer, and {why}",
-        hint="walflow does not remove it by itself. Set it aside under another name (ALTER TABLE "
+        f"The table {identifier} keeps rows that its source no longer has, and {why}",
+        hint="walflow does not remove it by itself. Keep it under another name (ALTER TABLE "
         f"{identifier} RENAME TO …, or where the catalog cannot rename: CREATE TABLE … AS SELECT * "
-        f"FROM {identifier}; DROP TABLE {identifier};), or drop it; then walflow retry makes it "
-        "anew. Or put back what was changed: the settings, or the source's key.",
+        f"FROM {identifier}; DROP TABLE {identifier};), or drop it; then walflow retry creates it "
+        "again. Or restore what was changed: the settings, or the source's key.",
         retry=False,
     )
 
