@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from walflow.model import (
     TableSchema,
     quote_identifier,
 )
+from walflow.serialization import from_json, to_json
 
 INT8 = PgType("bigint", 20, 20)
 TEXT = PgType("text", 25, 25)
@@ -80,7 +80,7 @@ class TestTableSchema:
     @pytest.mark.parametrize("identity", list(ReplicaIdentity))
     def test_round_trip_through_json(self, identity: ReplicaIdentity) -> None:
         schema = orders(replica_identity=identity)
-        back = TableSchema.from_dict(json.loads(json.dumps(schema.to_dict())))
+        back = from_json(TableSchema, to_json(schema))
         assert back == schema
         assert type(back.version) is Lsn
         assert back.columns[2].type.element == TEXT

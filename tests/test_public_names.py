@@ -49,7 +49,8 @@ NAMES = {
     ),
     "walflow.evolution": "Evolution NotFollowed evolution key_numbers widens",
     "walflow.model": (
-        "OLD_EXACT ChangeStats ChangeType Column Lsn PgType Phase ReplicaIdentity Span "
+        "OLD_EXACT ChangeStats ChangeType Column CopyFile Lsn PageRange PgType Phase "
+        "ReplicaIdentity Span "
         "TableName TableSchema quote_identifier"
     ),
     "walflow.pipeline.pipeline": "Pipeline PipelineStatus",
@@ -57,8 +58,8 @@ NAMES = {
         "Gap Membership RetryKind RetryPolicy Storage TableError TableReplicationState stands_at"
     ),
     "walflow.stores.base": (
-        "Action CleanupStore Holder Lease LeaseStore Report Request RequestStore SchemaStore "
-        "StateStore Store"
+        "Action BasicStore CleanupStore Holder Lease LeaseStore Report Request RequestStore "
+        "SchemaStore StateStore Store"
     ),
     "walflow.stores.cached": "HISTORY_LENGTH CachedStore",
     "walflow.stores.memory": "Memory MemoryStore",

@@ -426,7 +426,7 @@ class StoreError(WalflowError):
 
 
 class StoreForeign(StoreError):
-    """The store's content is of a newer walflow, or of something else."""
+    """The store's content is of another version of walflow, or of something else."""
 
     retry = False
     exit_code = 71

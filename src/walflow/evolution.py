@@ -1,7 +1,7 @@
-"""How a table's form changes: what has to be done to rows, and to a table, of the form before.
+"""How a table's schema changes: what has to be done to rows, and to a table, of the former one.
 
-Values only, like ``model``. Both forms know their columns' attribute numbers, which settle what
-was renamed and what was dropped and made anew; nothing is guessed.
+Values only, like ``model``. Both schemas know their columns' attribute numbers. These say what was
+renamed, and what was dropped and made anew; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WIDENINGS = frozenset({("int", "bigint"), ("float", "double")})
 
 class NotFollowed(Exception):
     """Changes alone do not bring a table up to date: it must be copied again. So it is if rows of
-    one schema do not tell what they are in the next one."""
+    one schema do not say what they are in the next one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class NotFollowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """The way from one form to another. Columns that are in none of these stay as they are.
+    """The way from one schema to another. Columns that are in none of these stay as they are.
 
     A name may be in ``dropped`` and in ``added``, when a column was dropped and made anew, and
     renamed columns may have swapped names: dropping comes first, and all renaming at once.
@@ -76,28 +76,28 @@ class Evolution:
 
     @property
     def changes_columns(self) -> bool:
-        """Whether a table of the form before must be altered at all."""
+        """Whether a table of the former schema must be altered at all."""
         return bool(self.added or self.dropped or self.renamed or self.widened)
 
 
 def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) -> Evolution:
-    """The way from one form of a table to a later one. Raises NotFollowed.
+    """The way from one schema of a table to a later one. Raises NotFollowed.
 
     Postgres rewrites a table for some changes of type (integer to bigint) and logs nothing; the
     expression that it used (ALTER COLUMN … TYPE … USING …) is not to be seen afterwards. Such a
     change is followed only with ``trust_rewrites``, and then only if the new type holds all values
     of the former one.
 
-    That a table was rewritten is told by its files. Forms in between are not looked at, so a type
-    that was changed and changed back is seen only by who goes from form to form. The table's name
-    may be another; which one it has is not part of the way.
+    A table's files show that it was rewritten. Schemas in between are not looked at: to see a type
+    that was changed and changed back, go from schema to schema. The table's name may be another;
+    which one it has is not part of the way.
     """
     if before.oid != after.oid:
         raise ValueError(f"{before.name} ({before.oid}) and {after.name} ({after.oid}) are two")
-    for form in (before, after):
-        for column in form.columns:
+    for schema in (before, after):
+        for column in schema.columns:
             if not column.attnum:
-                raise NotFollowed(f"it cannot be told which column {column.name} is")
+                raise NotFollowed(f"it is not known which column {column.name} is")
     rewritten = not before.filenodes or not before.filenodes <= after.filenodes
     was = {column.attnum: column for column in before.columns}
     now = {column.attnum: column for column in after.columns}
@@ -112,8 +112,8 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
         and after.key
         and key_numbers(before) != key_numbers(after)
     ):
-        # The stream does not tell it then; the catalog tells of now, not since when.
-        raise NotFollowed("its key has changed, and it cannot be told at which of its changes")
+        # The stream does not show it then; the catalog shows what is now, not since when.
+        raise NotFollowed("its key has changed, and it is not known at which of its changes")
     return Evolution(
         before,
         after,
@@ -124,9 +124,9 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
     )
 
 
-def key_numbers(form: TableSchema) -> frozenset[int]:
+def key_numbers(schema: TableSchema) -> frozenset[int]:
     """The key's columns, whatever they are called."""
-    return _numbers(form.key_columns)
+    return _numbers(schema.key_columns)
 
 
 def _numbers(columns: tuple[Column, ...]) -> frozenset[int]:
@@ -138,7 +138,7 @@ def _check_added(column: Column, before: TableSchema, *, rewritten: bool) -> Non
         raise NotFollowed(f"column {column.name} was there before, but was not published")
     if not column.missing_known:
         raise NotFollowed(
-            f"it cannot be told what rows from before column {column.name} was added have in it"
+            f"it is not known what rows from before column {column.name} was added have in it"
         )
     if column.missing is None and rewritten:
         raise NotFollowed(

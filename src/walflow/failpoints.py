@@ -11,7 +11,7 @@ names. After ten minutes (``hold:s``: so many seconds) it raises ``FailpointReac
 is then not what the test meant.
 
 The places: ``move.<phase>`` and ``moved.<phase>`` (before and after a phase is stored),
-``slot.made``, ``copy.range``, ``copy.mended``, ``sync.data_sync``, ``sync.finished_copy``,
+``slot.made``, ``copy.range``, ``copy.updated``, ``sync.data_sync``, ``sync.finished_copy``,
 ``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``,
 ``maintain.compacted``, ``maintain.expire``, ``drop.slot``,
 ``drop.store``, ``drop.table``.
@@ -96,7 +96,7 @@ _script = _parse(os.environ.get(VARIABLE, ""))
 
 
 def set_failpoints(text: str) -> None:
-    """Replace this process's failpoints; an empty text ends them. Who is held goes on."""
+    """Replace this process's failpoints; an empty text ends them. What is held goes on."""
     global _script
     before, _script = _script, _parse(text)
     before.replaced.set()

@@ -6,17 +6,20 @@ nothing of connections, files or Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
+
+from pydantic_core import core_schema
 
 __all__ = [
     "OLD_EXACT",
     "ChangeStats",
     "ChangeType",
     "Column",
+    "CopyFile",
     "Lsn",
+    "PageRange",
     "PgType",
     "Phase",
     "ReplicaIdentity",
@@ -39,11 +42,16 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read Postgres's form, ``16/B374D848``."""
+        """Read it as Postgres prints it, ``16/B374D848``."""
         high, slash, low = text.partition("/")
         if not slash:
             raise ValueError(f"not a log position: {text!r} (expected a form like 16/B374D848)")
         return cls((int(high, 16) << 32) | int(low, 16))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """In JSON: the integer."""
+        return core_schema.no_info_after_validator_function(cls, core_schema.int_schema())
 
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
@@ -134,25 +142,13 @@ class ChangeStats:
             last_truncate=max(truncates, default=None),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Without what has its default: a busy log has very many of these."""
-        known = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in known.items() if value}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        truncate = raw.get("last_truncate")
-        if truncate is None:
-            return cls(**raw)
-        return cls(**{**raw, "last_truncate": (truncate[0], truncate[1])})
-
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A Postgres type, reduced to what decides the form of its values.
+    """A Postgres type, reduced to what decides how its values are written.
 
     Domains are resolved: ``oid`` is the declared type, ``base`` the type whose text and binary
-    forms the values have, ``typmod`` the modifier that applies to that base.
+    format the values have, ``typmod`` the modifier that applies to that base.
     """
 
     name: str
@@ -163,22 +159,7 @@ class PgType:
     element: PgType | None = None
     """The element type, for arrays and domains over arrays."""
     delimiter: str = ","
-    """What separates the elements in this array's text form (``;`` for box[])."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "oid": self.oid,
-            "base": self.base,
-            "typmod": self.typmod,
-            "element": None if self.element is None else self.element.to_dict(),
-            "delimiter": self.delimiter,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        element = raw["element"]
-        return cls(**{**raw, "element": None if element is None else cls.from_dict(element)})
+    """What separates the elements in this array's text (``;`` for box[])."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,29 +177,13 @@ class Column:
     missing_known: bool = True
     """Whether ``missing`` is it. Not where partitions differ, or the type does not hold it."""
     altered: int = 0
-    """The transaction that altered it last before the form was this one (pg_attribute.xmin): as
-    long as it is the last one, the column has its name and type. 0: not known."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.type.to_dict(),
-            "spark_type": self.spark_type,
-            "nullable": self.nullable,
-            "attnum": self.attnum,
-            "missing": self.missing,
-            "missing_known": self.missing_known,
-            "altered": self.altered,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(**{**raw, "type": PgType.from_dict(raw["type"])})
+    """The transaction that altered it last before this schema (pg_attribute.xmin): as long as it is
+    the last one, the column has its name and type. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The published form of a table from one log position on."""
+    """The published columns and key of a table from one log position on."""
 
     oid: int
     name: TableName
@@ -227,16 +192,16 @@ class TableSchema:
     """Names of the columns that identify a row, in column order. Empty: only the whole row does."""
     replica_identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
     version: Lsn = Lsn(0)
-    """The first position at which rows had this form."""
+    """The first position at which rows had this schema."""
     filenodes: frozenset[int] = frozenset()
     """The files that its rows lay in when it was described: one that is gone later was rewritten
-    (or emptied). Empty: not known. Not part of the form."""
+    (or emptied). Empty: not known. Not compared by ``same_schema``."""
     unpublished: frozenset[int] = frozenset()
-    """The attribute numbers of columns that it has beside the published ones. Not part of the
-    form."""
+    """The attribute numbers of columns that it has beside the published ones. Not
+    compared by ``same_schema``."""
     newest: int = 0
     """The greatest attribute number given out so far, as far as is known: that of a column which
-    is added later is greater. Not part of the form."""
+    is added later is greater. Not compared by ``same_schema``."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -262,47 +227,46 @@ class TableSchema:
     def same_schema(self, other: TableSchema) -> bool:
         """Whether rows of both can stand in one file and one table.
 
-        What only the catalog knows (nullability, attribute numbers) does not change the form.
+        What only the catalog knows (nullability, attribute numbers) does not count.
         """
-        return self._form == other._form
+        return self._identity == other._identity
 
     def same_columns(self, other: TableSchema) -> bool:
-        """Whether both have one form, and no column was dropped and made anew meanwhile."""
+        """Whether both are the same schema, and no column was dropped and made anew meanwhile."""
         mine = [column.attnum for column in self.columns]
         return self.same_schema(other) and mine == [column.attnum for column in other.columns]
 
     @property
-    def _form(self) -> tuple[object, ...]:
+    def _identity(self) -> tuple[object, ...]:
         columns = [(column.name, column.spark_type, column.type.base) for column in self.columns]
         return (self.oid, self.name, self.key, self.replica_identity, tuple(columns))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "oid": self.oid,
-            "schema": self.name.schema,
-            "name": self.name.name,
-            "columns": [column.to_dict() for column in self.columns],
-            "key": list(self.key),
-            "replica_identity": self.replica_identity.value,
-            "version": int(self.version),
-            "filenodes": sorted(self.filenodes),
-            "unpublished": sorted(self.unpublished),
-            "newest": self.newest,
-        }
 
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            oid=raw["oid"],
-            name=TableName(raw["schema"], raw["name"]),
-            columns=tuple(Column.from_dict(column) for column in raw["columns"]),
-            key=tuple(raw["key"]),
-            replica_identity=ReplicaIdentity(raw["replica_identity"]),
-            version=Lsn(raw["version"]),
-            filenodes=frozenset(raw.get("filenodes", ())),
-            unpublished=frozenset(raw.get("unpublished", ())),
-            newest=raw.get("newest", 0),
-        )
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Some pages of one relation."""
+
+    relation: int
+    """Its oid."""
+    first_page: int
+    end_page: int | None
+    """The first page that is no longer in it; None: all to the end, however far that has moved."""
+    bytes: int = 0
+    """About how much there is to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """A Parquet file with rows of a table."""
+
+    name: str
+    """In the copy's folder."""
+    rows: int
+    bytes: int
+    overflow: bool
+    """Whether it has the column of exact texts."""
+    checksum: int
+    """Of its content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ Values only, like ``model``; stores keep them, the pipeline moves them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from walflow.model import Lsn, Phase, TableName
 
@@ -42,13 +41,6 @@ class RetryPolicy:
     at: float | None = None
     """Unix time of the next attempt, if it is timed."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind.value, "at": self.at}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(RetryKind(raw["kind"]), raw["at"])
-
 
 @dataclass(frozen=True, slots=True)
 class TableError:
@@ -67,28 +59,9 @@ class TableError:
         """Whether another look at the source's catalog may find the cause gone."""
         return self.code in _PASSING
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "reason": self.reason,
-            "hint": self.hint,
-            "retry": self.retry.to_dict(),
-            "phase": self.phase.value,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            code=raw["code"],
-            reason=raw["reason"],
-            hint=raw["hint"],
-            retry=RetryPolicy.from_dict(raw["retry"]),
-            phase=Phase(raw["phase"]),
-        )
-
 
 class Gap(StrEnum):
-    """Why the log may not tell all that happened to a table's rows."""
+    """Why the log may lack something that happened to a table's rows."""
 
     PUBLISHED = "it is published in another way, or was for a time"
     """It was not published for a time, other rows are published than before, the publication's
@@ -101,7 +74,7 @@ class Gap(StrEnum):
 
 
 class Storage(NamedTuple):
-    """Where a relation's rows lie, and what tells who wrote them there."""
+    """Where a relation's rows lie, and what shows how they were written."""
 
     relation: int
     file: int
@@ -117,8 +90,8 @@ class Storage(NamedTuple):
         or after a time without one.
 
         TRUNCATE, VACUUM FULL and CLUSTER make a new file too, but keep the TOAST table. Without
-        one, what is known is that who changes values alters a column, and that a table with an
-        entry in a publication cannot be made UNLOGGED.
+        one, two things are known: a change of values alters a column, and a table with an entry in
+        a publication cannot be made UNLOGGED.
         """
         if self.file == before.file:
             return False
@@ -130,8 +103,8 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How the source publishes a table, and by which relations and types: what tells whether its
-    rows came, went or became others without a change in the log that says so."""
+    """How the source publishes a table, and by which relations and types: this shows whether its
+    rows came, went or became others without a change in the log."""
 
     entries: frozenset[str] = frozenset()
     """What it is published by: the publication (FOR ALL TABLES), or entries for itself, for its
@@ -148,8 +121,7 @@ class Membership:
     partitions, or have no rows yet."""
     publication: str = ""
     """The version of the publication's settings, which begins with its oid: kinds that were
-    switched off and on again are the same, but this is not. Empty if it was not looked at, as by
-    walflow before it was kept."""
+    switched off and on again are the same, but this is not. Empty if it was not looked at."""
 
     files: frozenset[Storage] = frozenset()
     """Where the rows lie. Empty if it was not looked at."""
@@ -157,15 +129,15 @@ class Membership:
     """What the values of the columns' types depend on, as (type, fact): see read_type_facts."""
 
     def continues(self, now: Membership) -> bool:
-        """Whether the log tells all that happened to the table's rows between this and ``now``."""
+        """Whether the log has all that happened to the table's rows between this and ``now``."""
         return self.gap(now) is None
 
     def gap(self, now: Membership) -> Gap | None:
-        """Why the log may not tell all that happened to the table's rows between this and ``now``:
-        then the table must be copied again. None: it does tell all.
+        """Why the log may lack something that happened to the table's rows between this and
+        ``now``: then the table must be copied again. None: it has all.
 
-        What was not looked at then (by an older walflow) is taken to be as it is now; where the
-        settings' version is not known, more kinds of change than before are what counts.
+        What was not looked at then is taken to be as it is now. Where the settings' version is not
+        known, more kinds of change than before are what counts.
         """
         new = {oid for oid, _ in now.relations - self.relations}
         if not (
@@ -201,31 +173,6 @@ class Membership:
         """Empty if it is not known."""
         return self.publication.partition(":")[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "entries": sorted(self.entries),
-            "row_filter": self.row_filter,
-            "kinds": sorted(self.kinds),
-            "publication": self.publication,
-            "relations": sorted(self.relations),
-            "came_empty": sorted(self.came_empty),
-            "files": sorted(list(storage) for storage in self.files),
-            "types": sorted(self.types),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            entries=frozenset(raw["entries"]),
-            row_filter=raw["row_filter"],
-            kinds=frozenset(raw["kinds"]),
-            publication=raw.get("publication", ""),
-            relations=frozenset((oid, attached) for oid, attached in raw["relations"]),
-            came_empty=frozenset(raw["came_empty"]),
-            files=frozenset(Storage(*storage) for storage in raw.get("files", ())),
-            types=frozenset((oid, fact) for oid, fact in raw.get("types", ())),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class TableReplicationState:
@@ -253,43 +200,6 @@ class TableReplicationState:
     """The version of the schema that the destination's table has; 0: not known."""
     changing: bool = False
     """Whether it is being brought from that schema to the newest one, as far as is known."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": self.table.schema,
-            "name": self.table.name,
-            "phase": self.phase.value,
-            "since": self.since,
-            "position": int(self.position),
-            "rows_expected": self.rows_expected,
-            "rows_copied": self.rows_copied,
-            "copy_seconds": self.copy_seconds,
-            "changes_applied": self.changes_applied,
-            "attempts": self.attempts,
-            "error": None if self.error is None else self.error.to_dict(),
-            "membership": self.membership.to_dict(),
-            "schema_version": int(self.schema_version),
-            "changing": self.changing,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        error = raw["error"]
-        return cls(
-            table=TableName(raw["schema"], raw["name"]),
-            phase=Phase(raw["phase"]),
-            since=raw["since"],
-            position=Lsn(raw["position"]),
-            rows_expected=raw["rows_expected"],
-            rows_copied=raw["rows_copied"],
-            copy_seconds=raw["copy_seconds"],
-            changes_applied=raw["changes_applied"],
-            attempts=raw["attempts"],
-            error=None if error is None else TableError.from_dict(error),
-            membership=Membership.from_dict(raw["membership"]),
-            schema_version=Lsn(raw["schema_version"]),
-            changing=raw["changing"],
-        )
 
 
 class _Standing(Protocol):

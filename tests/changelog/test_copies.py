@@ -11,30 +11,28 @@ import pytest
 from tests.changelog.rows import open_log, table
 from walflow.changelog import (
     ChangeLog,
-    CompleteCopy,
-    CopyFile,
+    CopyFolder,
     CopyPlan,
+    FinishedCopy,
     FinishedRange,
-    PlannedRange,
-    TableCopy,
     store_range,
 )
-from walflow.model import Lsn
+from walflow.model import CopyFile, Lsn, PageRange
 from walflow.states import Membership
 
 SCHEMA = table(7)
-RANGES = tuple(PlannedRange(7, first, first + 10, 80_000) for first in range(0, 50, 10))
+RANGES = tuple(PageRange(7, first, first + 10, 80_000) for first in range(0, 50, 10))
 MEMBERSHIP = Membership(
     frozenset({"16400:751"}), "id > 3", frozenset({"insert"}), frozenset({(7, 0), (8, 751)})
 )
 PLAN = CopyPlan(SCHEMA, "id > 3", {7: 123}, RANGES, MEMBERSHIP)
 
 
-def add(copy: TableCopy, plan: CopyPlan, number: int, position: int, rows: int = 5) -> CopyFile:
+def add(copy: CopyFolder, plan: CopyPlan, number: int, position: int, rows: int = 5) -> CopyFile:
     """A range that an executor has read."""
     name = f"{number:06}-{plan.id}-{position:x}.parquet"
     (copy.folder / name).write_bytes(b"x" * rows)
-    file = CopyFile(name, rows, rows, overflow=number == 1)
+    file = CopyFile(name, rows, rows, overflow=number == 1, checksum=0)
     store_range(copy.folder, FinishedRange(plan.id, number, Lsn(position), file))
     return file
 
@@ -59,7 +57,7 @@ def test_a_plan_and_what_was_read_of_it_survive(log: ChangeLog, tmp_path: Path) 
         0: FinishedRange(PLAN.id, 0, Lsn(100), None),
         3: FinishedRange(PLAN.id, 3, Lsn(200), file),
     }
-    longer = replace(PLAN, ranges=(*RANGES, PlannedRange(8, 0, None, 1)))
+    longer = replace(PLAN, ranges=(*RANGES, PageRange(8, 0, None, 1)))
     copy.extend(longer)
     assert copy.plan() == longer
     assert set(copy.finished_ranges(longer)) == {0, 3}
@@ -70,7 +68,7 @@ def test_a_complete_copy_survives(log: ChangeLog, tmp_path: Path) -> None:
     copy = log.copy(7)
     copy.begin(PLAN)
     files = [add(copy, PLAN, number, 100) for number in range(3)]
-    told = CompleteCopy(SCHEMA, Lsn(300), tuple(files), MEMBERSHIP)
+    told = FinishedCopy(SCHEMA, Lsn(300), tuple(files), MEMBERSHIP)
     copy.complete(told)
     log.close()
     log = open_log(tmp_path / "log")
@@ -91,7 +89,7 @@ def test_what_is_torn_does_not_count(log: ChangeLog) -> None:
     copy = log.copy(7)
     copy.begin(PLAN)
     files = [add(copy, PLAN, number, 100) for number in range(5)]
-    copy.complete(CompleteCopy(SCHEMA, Lsn(100), tuple(files), MEMBERSHIP))
+    copy.complete(FinishedCopy(SCHEMA, Lsn(100), tuple(files), MEMBERSHIP))
     (copy.folder / files[0].name).write_bytes(b"x")
     (copy.folder / files[1].name).unlink()
     (copy.folder / "000002.done").write_bytes(b'{"plan": "')
@@ -108,7 +106,7 @@ def test_what_is_torn_does_not_count(log: ChangeLog) -> None:
 def test_what_does_not_say_how_the_table_was_published_does_not_count(log: ChangeLog) -> None:
     copy = log.copy(7)
     copy.begin(PLAN)
-    copy.complete(CompleteCopy(SCHEMA, Lsn(100), (), MEMBERSHIP))
+    copy.complete(FinishedCopy(SCHEMA, Lsn(100), (), MEMBERSHIP))
     for path in copy.folder.glob("*.json"):
         told = json.loads(path.read_bytes())
         del told["membership"]

@@ -21,6 +21,7 @@ from tests.changelog.rows import (
 )
 from walflow.changelog import journal as journal_module
 from walflow.model import ChangeStats, Lsn
+from walflow.serialization import from_json, to_json
 
 
 def test_listing_by_position_and_table(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_statistics_add_up() -> None:
     both = ChangeStats(5, 1, 1, 2, 1, 2, False, True, (5, 2))
     assert a + b == b + a == both
     assert a + ChangeStats() == a
-    assert ChangeStats.from_dict(both.to_dict()) == both
+    assert from_json(ChangeStats, to_json(both)) == both
 
 
 def test_waiting_for_a_segment(tmp_path: Path) -> None:

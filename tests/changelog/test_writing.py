@@ -1,4 +1,4 @@
-"""Segments: what is sealed is what was appended, in files of the right form and size."""
+"""Segments: what is sealed is what was appended, in files of the right schema and size."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_schema_cannot_change_under_its_version(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     seal_rows(log, 1200, {1: 1})
     other = table(1, 0, ("email",))
-    with pytest.raises(LogError, match="in another form"):
+    with pytest.raises(LogError, match="with other columns"):
         log.writer().append(other, inserts(other, 1290, 1), ChangeStats(rows=1))
     log.close()
 

@@ -25,7 +25,7 @@ from walflow.destinations import open_destination
 from walflow.destinations.base import TableChanges
 from walflow.errors import CheckFailed, PublicationMissing
 from walflow.model import Column, Lsn, PgType, TableName, TableSchema
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 from walflow.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def test_tables_of_another_pipeline(
     first = load_settings(
         None, {**given, "name": "default", "log.folder": tmp_path / "logs" / "default"}, {}
     )
-    remember(first.with_publication("walflow"), source)
+    write_notes(first.with_publication("walflow"), source)
     opened = open_destination(first, source, spark=spark, warm_up=False)
     for name in ("t", "u"):
         columns = (Column("id", PgType("integer", 23, 23), "int", False, 1),)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import Room
 from walflow.config import load_settings
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 
 # Root without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH is a user like any other.
 GIVE_UP_RIGHTS = """
@@ -144,7 +144,7 @@ def test_list_with_a_store_that_cannot_be_seen(room: Room, closed: Path) -> None
             {},
         )
         settings.log_folder.mkdir(parents=True)
-        remember(settings.with_publication("p"), "7/x")
+        write_notes(settings.with_publication("p"), "7/x")
     (line,) = told(room, ["list", "--log", closed / "logs"])
     assert line.startswith("0 "), line
     assert "hidden does not run on this machine" in line

@@ -11,7 +11,7 @@ from tests.conftest import Database
 from walflow.cli import _exit_code
 from walflow.config import Settings, load_settings
 from walflow.model import Phase
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 from walflow.source.catalog.publication import create_publication
 
 LEFT = (
@@ -38,7 +38,7 @@ def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         )
     with opened(settings.log_folder) as store:
         put_table(store, 1, "public.orders", Phase.READY)
-    remember(settings.with_publication("chosen"), f"7/{database.name}")
+    write_notes(settings.with_publication("chosen"), f"7/{database.name}")
     return settings
 
 

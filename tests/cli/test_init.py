@@ -16,7 +16,7 @@ from walflow.cli import _exit_code
 from walflow.cli.init_uris import written_destination, written_source
 from walflow.config import Settings, load_settings
 from walflow.config.schema import settings_schema
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 from walflow.source.catalog.preflight import preflight
 from walflow.source.catalog.publication import create_publication
 from walflow.source.connection import connect
@@ -228,7 +228,7 @@ def test_a_pipeline_that_is_there_is_gone_on_with(
     }
     settings = load_settings(None, said, {}).with_publication("walflow")
     (system,) = database.execute("SELECT system_identifier FROM pg_control_system()")
-    remember(settings, f"{system[0]}/{database.name}")
+    write_notes(settings, f"{system[0]}/{database.name}")
 
     def written(*more: str) -> tuple[Settings, str]:
         file = tmp_path / "pipeline.yaml"

@@ -17,7 +17,7 @@ from walflow.destinations.base import ConsistentCut
 from walflow.destinations.lake.consistent_cuts import RecordedTable
 from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.model import Lsn, Phase, TableName
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 
 CATALOG = {"type": "jdbc", "uri": "jdbc:postgresql://u:hush@127.0.0.1:1/db", "token": "hush"}
 QUERY = "SELECT * FROM lake.public.orders VERSION AS OF 7"
@@ -33,7 +33,7 @@ def ran(settings: Settings) -> Path:
     """What a run leaves beside the log; gives the folder."""
     folder = settings.log_folder
     folder.mkdir(parents=True, exist_ok=True)
-    remember(settings.with_publication(settings.publication), "7/shop")
+    write_notes(settings.with_publication(settings.publication), "7/shop")
     orders = TableName("public", "orders")
     cut = ConsistentCut(Lsn(1), Lsn(2), None, ())
     kept = RecordedTable(orders, orders, 7, Lsn(2))

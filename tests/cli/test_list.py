@@ -15,7 +15,7 @@ from tests.cli.stored import HOLDER, an_error, opened, put_shop, put_table, run_
 from walflow.cli import _exit_code
 from walflow.config import load_settings
 from walflow.model import Phase
-from walflow.pipeline.state.pipeline_notes import remember, stopped
+from walflow.pipeline.state.pipeline_notes import note_stop, write_notes
 from walflow.states import RetryKind
 
 
@@ -35,7 +35,7 @@ def note(folder: Path, name: str, **more: Any) -> None:
         **more,
     }
     settings = load_settings(None, said, {})
-    remember(settings.with_publication(settings.publication), f"7/{name}")
+    write_notes(settings.with_publication(settings.publication), f"7/{name}")
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
@@ -52,7 +52,7 @@ def test_all_pipelines_are_listed(home: Path, capsys: pytest.CaptureFixture[str]
     note(logs / "bi", "bi", **{"store.uri": "postgresql://me:hush@127.0.0.1:1/x"})
     note(logs / "elsewhere", "elsewhere", **{"store.uri": "redis://127.0.0.1:1/0"})
     note(home / "srv" / "far", "far")
-    stopped(logs / "elsewhere")
+    note_stop(logs / "elsewhere")
     (logs / "bi" / "lock").write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
     (logs / "something else").mkdir()
     with opened(logs / "shop") as store:

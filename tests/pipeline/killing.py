@@ -21,7 +21,7 @@ import psycopg
 from tests.cli.commands import Room, ended
 from tests.conftest import Database
 from tests.pipeline.capturing import wait_for
-from walflow.changelog import TableCopy
+from walflow.changelog import CopyFolder
 from walflow.cli import _exit_code
 from walflow.config import Settings, load_settings
 from walflow.model import TableName
@@ -316,9 +316,9 @@ class Killable:
         notes = {number: copy.folder / f"{number:06}.done" for number in copy.finished_ranges(plan)}
         return {number: _written(note) for number, note in notes.items()}
 
-    def _copy(self, table: str) -> TableCopy:
+    def _copy(self, table: str) -> CopyFolder:
         ((oid,),) = self.database.execute(f"SELECT 'public.{table}'::regclass::oid::int8")
-        return TableCopy(oid, self.log / "copy" / str(oid))
+        return CopyFolder(oid, self.log / "copy" / str(oid))
 
 
 def _written(note: Path) -> tuple[int, int]:

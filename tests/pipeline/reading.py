@@ -16,11 +16,11 @@ import pyarrow.parquet as parquet
 from psycopg import sql
 
 from tests.pipeline.capturing import Capture
-from walflow.changelog import TableCopy
+from walflow.changelog import CopyFolder, FinishedCopy
 from walflow.config import TypeSettings
 from walflow.model import quote_identifier
 from walflow.pipeline.table_sync.copy_connections import Connections
-from walflow.pipeline.table_sync.table_copy import CopyReader, FinishedCopy
+from walflow.pipeline.table_sync.table_copy import CopyReader
 from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
 from walflow.source.copy.snapshot import OpenSnapshot, keep_snapshot
@@ -95,7 +95,7 @@ class Reading:
         )
         return int(found or 0)
 
-    def copy_of(self, name: str) -> TableCopy:
+    def copy_of(self, name: str) -> CopyFolder:
         return self.capture.log.copy(self.table(name).schema.oid)
 
     def finished(self, name: str) -> int:
@@ -107,7 +107,7 @@ class Reading:
     def check(self, name: str, copy: FinishedCopy, snapshot: OpenSnapshot) -> Rows:
         """The copy is what the snapshot sees."""
         theirs = self.seen(name, copy.schema.column_names, snapshot)
-        ours = rows_of(copy.files)
+        ours = rows_of(self.copy_of(name).paths(copy))
         assert copy.position == snapshot.position
         assert copy.schema.version == snapshot.position - 1
         assert copy.rows == ours.total()

@@ -17,7 +17,7 @@ from walflow.observe.metrics import Metrics
 from walflow.pipeline.pipeline import Pipeline
 from walflow.pipeline.state.table_states import TableState
 from walflow.pipeline.timing import Timing
-from walflow.stores.base import Store
+from walflow.stores.base import BasicStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ def running(
     spark: SparkSession,
     *,
     destination: Destination | BasicDestination | None = None,
-    store: Store | None = None,
+    store: BasicStore | None = None,
     metrics: Metrics | None = None,
     caught_up: bool = True,
     timing: Timing = QUICK,

@@ -39,7 +39,7 @@ from walflow.pipeline.drop import (
     remove_leftovers,
 )
 from walflow.pipeline.state.lease import LeaseKeeper
-from walflow.pipeline.state.pipeline_notes import remember
+from walflow.pipeline.state.pipeline_notes import write_notes
 from walflow.pipeline.timing import Timing
 from walflow.source.catalog.publication import create_publication
 from walflow.states import RetryKind, RetryPolicy, TableError, TableReplicationState
@@ -149,7 +149,7 @@ def test_a_publication_that_others_read_stays(database: Database, tmp_path: Path
     make(database, shop)
     make(database, bi)
     # What a start notes.
-    remember(bi, f"{system_id(database)}/{database.name}")
+    write_notes(bi, f"{system_id(database)}/{database.name}")
     with closing(open_store(shop)) as store:
         found = find(shop, store)
         assert (found.publication, found.shared, found.users) == (None, "walflow", (bi.slot,))

@@ -8,11 +8,11 @@ from typing import Any
 
 from walflow.config import Settings, load_settings
 from walflow.pipeline.state.pipeline_notes import (
-    forget,
-    known_pipelines,
-    read_known,
-    remember,
-    stopped,
+    find_pipelines,
+    note_stop,
+    read_notes,
+    remove_notes,
+    write_notes,
 )
 
 SECRETS = ("hush", "t0ken", "k3y")
@@ -42,10 +42,10 @@ def settings_of(folder: Path, **more: Any) -> Settings:
 def test_what_is_noted_finds_the_pipeline_again_and_has_no_secret(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "shop"
     settings = settings_of(folder)
-    assert remember(settings, "7/shop")
+    assert write_notes(settings, "7/shop")
     text = (folder / "pipeline.json").read_text(encoding="utf-8")
     assert not any(secret in text for secret in SECRETS)
-    known = read_known(folder)
+    known = read_notes(folder)
     assert known is not None
     assert sorted(known.left_out) == [
         "destination.options.s3.secret-access-key",
@@ -73,37 +73,37 @@ def test_what_is_noted_finds_the_pipeline_again_and_has_no_secret(tmp_path: Path
 
 def test_it_is_rewritten_at_each_start_and_forgotten_with_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
-    assert remember(settings_of(folder), "7/shop")
-    first = read_known(folder)
+    assert write_notes(settings_of(folder), "7/shop")
+    first = read_notes(folder)
     assert first is not None
     assert first.stopped is None
-    stopped(folder)
-    ended = read_known(folder)
+    note_stop(folder)
+    ended = read_notes(folder)
     assert ended is not None
     assert ended.stopped is not None
-    assert not remember(settings_of(folder, destination={"uri": "delta:///d"}), "7/shop")
-    second = read_known(folder)
+    assert not write_notes(settings_of(folder, destination={"uri": "delta:///d"}), "7/shop")
+    second = read_notes(folder)
     assert second is not None
     assert (second.begun, second.stopped, second.destination) == (first.begun, None, "delta:///d")
-    assert [known.name for _, known in known_pipelines([tmp_path])] == ["shop"]
-    assert [path for path, _ in known_pipelines([folder, tmp_path])] == [folder]
-    forget(folder)
-    forget(folder)
+    assert [known.name for _, known in find_pipelines([tmp_path])] == ["shop"]
+    assert [path for path, _ in find_pipelines([folder, tmp_path])] == [folder]
+    remove_notes(folder)
+    remove_notes(folder)
     assert list(folder.iterdir()) == []
-    stopped(folder)
-    assert list(known_pipelines([tmp_path, tmp_path / "none"])) == []
+    note_stop(folder)
+    assert list(find_pipelines([tmp_path, tmp_path / "none"])) == []
 
 
 def test_notes_of_other_versions_and_broken_ones(tmp_path: Path) -> None:
-    remember(settings_of(tmp_path), "7/shop")
+    write_notes(settings_of(tmp_path), "7/shop")
     file = tmp_path / "pipeline.json"
     content = json.loads(file.read_text())
     content["settings"]["gone"] = {"by": "now"}
     content["settings"]["source"]["gone"] = 1
     file.write_text(json.dumps(content))
-    known = read_known(tmp_path)
+    known = read_notes(tmp_path)
     assert known is not None
     assert load_settings(None, {}, {}, noted=known.settings).name == "shop"
     for broken in ("", "[]", '{"format": 2}', json.dumps({**content, "more": 1})):
         file.write_text(broken)
-        assert read_known(tmp_path) is None
+        assert read_notes(tmp_path) is None

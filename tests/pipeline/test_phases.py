@@ -20,10 +20,10 @@ from walflow.errors import (
 )
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.state.phases import MOVES, check_move, resumed
-from walflow.pipeline.state.retries import Retries, is_of_the_source
+from walflow.pipeline.state.retries import Postponed, Retries, is_of_the_source, next_pause
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import Tables, TableState
-from walflow.pipeline.table_sync.table_sync import Postponed, next_pause
+from walflow.serialization import from_dict, to_dict
 from walflow.states import RetryKind, TableReplicationState, stands_at
 from walflow.stores.memory import MemoryStore
 
@@ -149,7 +149,7 @@ def test_a_table_that_is_tried_again_keeps_its_error_and_its_failures_in_the_sto
         state, stored = tables.get(1), store.get_table_replication_state(1)
         assert state is not None
         assert stored is not None
-        for kept in (state, TableReplicationState.from_dict(stored.to_dict())):
+        for kept in (state, from_dict(TableReplicationState, to_dict(stored))):
             assert (kept.phase, kept.attempts) == (Phase.CATCHUP, failures)
             assert kept.error is not None
             assert (kept.error.reason, kept.error.hint) == ("no space", "make some")
@@ -164,10 +164,19 @@ def test_a_table_that_is_tried_again_keeps_its_error_and_its_failures_in_the_sto
     assert again.attempts == 2
 
 
+def test_an_error_that_names_an_odd_path_can_be_stored() -> None:
+    tables = new_tables()
+    failed = tables.fail(1, DestinationError("no \udcff.parquet", hint="look for \udcff"))
+    back = from_dict(TableReplicationState, to_dict(failed.stored))
+    assert back == failed.stored
+    assert back.error is not None
+    assert (back.error.reason, back.error.hint) == (r"no \udcff.parquet", r"look for \udcff")
+
+
 def test_what_is_known_to_be_mended_is_forgotten() -> None:
     tables = new_tables()
     tables.fail(1, NoSelectRight("may not read"))
-    state = tables.retry(1, mended=True)
+    state = tables.retry(1, resolved=True)
     assert (state.phase, state.error, state.attempts) == (Phase.DATA_SYNC, None, 0)
 
 

@@ -33,7 +33,7 @@ from walflow.model import quote_identifier
 from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
 from walflow.source.copy.range_copy import copy_query, snapshot_session
-from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.ranges import page_ranges, range_query
 from walflow.source.copy.snapshot import keep_snapshot
 from walflow.source.stream.replication_connection import Replication
 from walflow.testing.postgres import EmbeddedPostgres
@@ -365,9 +365,9 @@ def copy(database: Database, table: PublishedTable, snapshot: str, folder: Path)
         database.uri, snapshot, application_name="test", lock_seconds=60
     ) as session:
         # Ranges of one page, so that there are several.
-        for number, piece in enumerate(copy_ranges([table], 8192)):
+        for number, piece in enumerate(page_ranges(table, 8192)):
             path = folder / f"{number}.parquet"
-            if copy_query(session, piece.query, table.schema, path) is not None:
+            if copy_query(session, range_query(table, piece), table.schema, path) is not None:
                 rows += [as_row(row) for row in parquet.read_table(path).to_pylist()]
     return rows
 

@@ -88,7 +88,7 @@ def test_rows_that_move_change_keys_and_keep_what_lies_outside(reading: Reading)
         "WITH gone AS (DELETE FROM documents WHERE tenant = 5 RETURNING *)"
         " INSERT INTO documents SELECT tenant, name || '!', pad, 'other' FROM gone",
         "UPDATE documents SET name = rtrim(name, '!') WHERE tenant = 5",
-        # Keys go round, and what lies outside is not sent.
+        # Keys change places, and what lies outside is not sent.
         "UPDATE documents SET tenant = 100 WHERE tenant = 6",
         "UPDATE documents SET tenant = 6 WHERE tenant = 0",
         "UPDATE documents SET tenant = 0 WHERE tenant = 100",
@@ -139,7 +139,7 @@ def test_a_third_snapshot(reading: Reading) -> None:
 
 
 def test_a_crash_while_it_is_brought_to_the_newer_snapshot(reading: Reading) -> None:
-    """The mended files are others: what was read is as it was, until all is complete."""
+    """The updated files are others: what was read is as it was, until all is complete."""
     reading.execute(*DOCUMENTS)
     break_off(reading, "documents", 20)
     reading.execute("UPDATE documents SET pad = pad || 'y' WHERE tenant = 1")
@@ -147,10 +147,12 @@ def test_a_crash_while_it_is_brought_to_the_newer_snapshot(reading: Reading) -> 
         copy = reading.read("documents", snapshot)
         reading.check("documents", copy, snapshot)
         table = reading.copy_of("documents")
-        mended = [path for path in copy.files if "untouched" in path.name or "keyed" in path.name]
-        assert mended
+        updated = [
+            path for path in table.paths(copy) if "untouched" in path.name or "keyed" in path.name
+        ]
+        assert updated
         table.reopen()
-        mended[0].write_bytes(b"torn")
+        updated[0].write_bytes(b"torn")
         reading.check("documents", reading.read("documents", snapshot), snapshot)
 
 
@@ -206,7 +208,9 @@ def test_a_row_filter_that_rows_come_to_match(reading: Reading) -> None:
     with reading.snapshot() as snapshot:
         copy = reading.read("filtered", snapshot)
         theirs = reading.seen("filtered", ("id", "pad"), snapshot)
-        assert rows_of(copy.files) == Counter({row: 1 for row in theirs if row[0] % 2 == 0})
+        assert rows_of(reading.copy_of("filtered").paths(copy)) == Counter(
+            {row: 1 for row in theirs if row[0] % 2 == 0}
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +227,7 @@ def test_a_row_filter_that_rows_come_to_match(reading: Reading) -> None:
                 "UPDATE t SET pad = 'y' WHERE id = 1",
                 "ALTER TABLE t DROP note",
             ],
-            id="another form for a while",
+            id="another schema for a while",
         ),
         pytest.param(["ALTER PUBLICATION p SET (publish = 'insert')"], id="fewer changes"),
     ],
@@ -460,7 +464,7 @@ STRETCHES = st.lists(
 
 
 def test_whatever_happens_between_the_snapshots(reading: Reading) -> None:
-    """Rows of few keys, so that they meet; after each stretch any part has been read."""
+    """Rows of few keys, so that they meet; after each part of them any range has been read."""
     table = iter(range(1_000_000))
 
     @hypothesis.given(slices=STRETCHES)

@@ -15,7 +15,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import WAIT, running, settings_for
 from walflow.config import Settings
 from walflow.pipeline.drop import Remains, drop_pipeline, find_remains
-from walflow.pipeline.state.pipeline_notes import forget
+from walflow.pipeline.state.pipeline_notes import remove_notes
 from walflow.source.catalog.publication import create_publication
 from walflow.stores import open_store
 
@@ -111,7 +111,7 @@ def test_one_pipeline_is_dropped_and_the_other_goes_on(
     make_slot(database, shop.slot)
     with running(bi, spark):
         pass
-    forget(bi.log_folder)
+    remove_notes(bi.log_folder)
     found, _ = dropped(shop)
     assert (found.slot, found.users) == (shop.slot, (bi.slot,))
     database.execute("INSERT INTO t VALUES (2)")

@@ -32,7 +32,7 @@ from tests.pipeline.running import (
     told_to_end,
 )
 from tests.pipeline.shelf import PositionedShelf, Shelf
-from walflow.changelog.copies import TableCopy
+from walflow.changelog.copies import CopyFolder
 from walflow.config import Settings
 from walflow.errors import DestinationError, MappingConflict, SlotLost, SourceError, Stopped
 from walflow.failpoints import set_failpoints
@@ -369,7 +369,7 @@ def test_a_first_start_that_is_stopped_while_it_copies_goes_on(
     assert slots(source) == [settings.slot]
     assert shelf.copies[B] == 0
     ((oid,),) = source.execute("SELECT 'b'::regclass::oid")
-    plan = TableCopy(oid, settings.log_folder / "copy" / str(oid)).plan()
+    plan = CopyFolder(oid, settings.log_folder / "copy" / str(oid)).plan()
     assert plan is not None
     assert 0 < ranges() < len(plan.ranges)
     source.execute("DELETE FROM b WHERE id % 3 = 0", "UPDATE a SET v = 'meanwhile' WHERE id < 5")

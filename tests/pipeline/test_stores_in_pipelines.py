@@ -24,8 +24,9 @@ from tests.pipeline.running import (
     settings_for,
 )
 from tests.pipeline.shelf import PositionedShelf, Shelf
+from tests.stores.small import Small
 from walflow.config import Settings
-from walflow.errors import ConfigError, StoreError, StoreForeign
+from walflow.errors import ConfigError, PipelineInUse, StoreError, StoreForeign
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.pipeline import Pipeline
 from walflow.states import TableReplicationState
@@ -276,6 +277,28 @@ def test_two_pipelines_in_one_store(spark: SparkSession, source: Database, tmp_p
         store.drop()
     assert in_store(other) == {}
     assert in_store(one) == {A: Phase.READY, B: Phase.READY}
+
+
+def test_a_store_with_no_more_than_it_must_have(
+    spark: SparkSession, source: Database, tmp_path: Path
+) -> None:
+    store, shelf = Small(), PositionedShelf()
+    assert not store, "an empty one is falsy, and used all the same"
+    settings = settings_for(source, tmp_path)
+    with running(settings, spark, destination=shelf, store=store) as pipeline:
+        wait_for(lambda: {n: phase_of(pipeline, n) for n in READY} == READY, WAIT)
+        # Its lease is in the log's folder.
+        with pytest.raises(PipelineInUse):
+            Pipeline(settings, Small(), shelf, spark=spark).start()
+        pipeline.resync(A)
+        wait_for(lambda: shelf.copies[A] == 2, WAIT)
+        source.execute("UPDATE a SET v = 'all the same'")
+        catch_up(pipeline)
+        assert_equal(shelf, source)
+    assert {state.phase for state in store.get_table_replication_states().values()} == {Phase.READY}
+    with running(settings, spark, destination=shelf, store=store) as pipeline:
+        catch_up(pipeline)
+    assert shelf.copies == {A: 2, B: 1}
 
 
 class _Failing(MemoryStore):

@@ -15,12 +15,13 @@ from walflow.checks.findings import Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
 from walflow.errors import NoSelectRight
+from walflow.model import PageRange
 from walflow.source.catalog.preflight import preflight
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.source.catalog.survey import survey_tables
 from walflow.source.connection import Session, connect
-from walflow.source.copy.key_reads import Place, keyed_queries
-from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.key_reads import keyed_queries
+from walflow.source.copy.ranges import page_ranges, range_query
 
 PEOPLE = (
     'CREATE TABLE people (id int PRIMARY KEY, "the name" text, secret text)',
@@ -73,11 +74,11 @@ def test_it_reads_what_was_granted_in_pieces_and_by_key(any_people: Database) ->
     with connect(uri, application_name="t") as session:
         table = followed(session)
         assert table.schema.column_names == ("id", "the name")
-        ranges = copy_ranges([table], range_bytes=20_000)
+        ranges = page_ranges(table, 20_000)
         assert len(ranges) > 1
-        rows = [row for piece in ranges for row in session.execute(piece.query)]
+        rows = [row for piece in ranges for row in session.execute(range_query(table, piece))]
         assert sorted(rows) == any_people.execute(f"SELECT {SOME} FROM people ORDER BY id")
-        places = [Place(part.oid, 0, 1) for part in table.relations]
+        places = [PageRange(part.oid, 0, 1) for part in table.relations]
         queries = keyed_queries(table, [pa.array(["1", "2", "100000"])], places)
         assert sorted(row for _, query in queries for row in session.execute(query)) == rows[:2]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -134,13 +135,15 @@ def test_every_partition_must_be_readable(database: Database) -> None:
     database.execute(*grants(error.hint))
     with connect(uri, application_name="t") as session:
         table = followed(session)
-        pieces = copy_ranges([table], range_bytes=1 << 20)
-        assert sorted(row for piece in pieces for row in session.execute(piece.query)) == [
+        pieces = page_ranges(table, 1 << 20)
+        assert sorted(
+            row for piece in pieces for row in session.execute(range_query(table, piece))
+        ) == [
             (1,),
             (11,),
         ]
         # Rows are read by key through the table itself.
-        places = [Place(part.oid, 0, 1) for part in table.relations]
+        places = [PageRange(part.oid, 0, 1) for part in table.relations]
         ((_, query),) = keyed_queries(table, [pa.array(["1", "11"])], places)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             session.execute(query)

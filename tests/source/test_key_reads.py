@@ -12,18 +12,18 @@ import pytest
 
 from tests.conftest import Database
 from walflow.config import TypeSettings
+from walflow.model import PageRange
 from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import Session, connect
 from walflow.source.copy import key_reads
 from walflow.source.copy.key_reads import (
-    Place,
     can_be_read_by_key,
     identities,
     keyed_queries,
     texts_of_rows,
 )
 from walflow.source.copy.range_copy import copy_queries, copy_query, filter_file
-from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.ranges import page_ranges, range_query
 
 KEYS = {
     "smallint": "SELECT generate_series(-5, 5)",
@@ -64,8 +64,8 @@ def published(database: Database) -> list[PublishedTable]:
 
 
 def copied(session: Session, table: PublishedTable, path: Path) -> pa.Table:
-    (piece,) = copy_ranges([table], 1 << 30)
-    assert copy_query(session, piece.query, table.schema, path) is not None
+    (pages,) = page_ranges(table, 1 << 30)
+    assert copy_query(session, range_query(table, pages), table.schema, path) is not None
     return parquet.read_table(path)
 
 
@@ -102,8 +102,8 @@ def test_rows_are_found_by_their_keys(
             assert rows_of(parquet.read_table(path)) == rows_of(rows), name
 
 
-def anywhere(table: PublishedTable) -> Place:
-    return Place(table.relations[0].oid, 0, None)
+def anywhere(table: PublishedTable) -> PageRange:
+    return PageRange(table.relations[0].oid, 0, None)
 
 
 def test_keys_that_cannot_be_written(any_database: Database) -> None:
@@ -136,7 +136,12 @@ def test_only_the_given_pages_of_the_table_itself_are_read_by_its_index(
     with connect(any_database.uri, application_name="t") as session:
         rows = copied(session, table, tmp_path / "rows").slice(0, 1000)
         texts = texts_of_rows(table.schema.key_columns, rows)
-        places = [Place(oid, 20, 30), Place(oid, 5, 10), Place(oid, 10, 12), Place(oid, 40, None)]
+        places = [
+            PageRange(oid, 20, 30),
+            PageRange(oid, 5, 10),
+            PageRange(oid, 10, 12),
+            PageRange(oid, 40, None),
+        ]
         ((_, query),) = keyed_queries(table, texts, places)
         expected = session.execute(
             "SELECT a, b, pad FROM ONLY t WHERE a = ANY(%s) AND"
@@ -171,9 +176,9 @@ def test_partitions_and_row_filters(any_database: Database, tmp_path: Path) -> N
     left_out = {60, 160} if filtered else set()
     with connect(any_database.uri, application_name="t") as session:
         for places, expected in (
-            ([Place(oids["part_b"], 0, None)], range(100, 200)),
-            ([Place(oid, 0, None) for oid in oids.values()], range(50, 200)),
-            ([Place(oids["part_a"], 1, None)], range(0)),
+            ([PageRange(oids["part_b"], 0, None)], range(100, 200)),
+            ([PageRange(oid, 0, None) for oid in oids.values()], range(50, 200)),
+            ([PageRange(oids["part_a"], 1, None)], range(0)),
         ):
             ((_, query),) = keyed_queries(table, texts, places)
             found = session.execute(query).fetchall()
@@ -202,7 +207,7 @@ def test_files_lose_the_rows_of_some_keys(any_database: Database, tmp_path: Path
         made = filter_file(
             tmp_path / "rows.parquet", tmp_path / name, keep, ["day", "id", "_exact"]
         )
-        return None if made is None else (made.rows, Path(made.path).name)
+        return None if made is None else (made.rows, made.name)
 
     # The same date as it is held, but not the same day.
     assert gone.num_rows == 9

@@ -8,7 +8,7 @@ from tests.conftest import Database
 from walflow.config import TypeSettings
 from walflow.source.catalog.published_tables import PublishedTable, published_tables
 from walflow.source.connection import connect
-from walflow.source.copy.ranges import CopyRange, copy_ranges
+from walflow.source.copy.ranges import page_ranges, range_query
 
 WIDE = "CREATE TABLE big AS SELECT n AS id, repeat('x', 300) AS pad FROM generate_series(1, {}) n"
 
@@ -18,10 +18,18 @@ def published(database: Database) -> list[PublishedTable]:
         return published_tables(connection, "walflow", TypeSettings())
 
 
-def read(database: Database, ranges: list[CopyRange]) -> Counter[tuple[object, ...]]:
+def cut(database: Database, range_bytes: int) -> dict[str, list[str]]:
+    """The queries of each table's ranges."""
+    return {
+        table.name.name: [range_query(table, pages) for pages in page_ranges(table, range_bytes)]
+        for table in published(database)
+    }
+
+
+def read(database: Database, queries: list[str]) -> Counter[tuple[object, ...]]:
     rows: Counter[tuple[object, ...]] = Counter()
-    for piece in ranges:
-        rows.update(database.execute(piece.query))
+    for query in queries:
+        rows.update(database.execute(query))
     return rows
 
 
@@ -35,15 +43,15 @@ def test_every_row_is_read_once(any_database: Database) -> None:
         "CREATE PUBLICATION walflow FOR ALL TABLES",
         "UPDATE big SET pad = 'y' WHERE id % 3 = 0",
     )
-    ranges = copy_ranges(published(any_database), range_bytes=200_000)
-    by_table = Counter(piece.table.name.name for piece in ranges)
-    assert by_table["big"] > 5
-    assert by_table["small"] == by_table["empty"] == 1
-    assert [piece.bytes for piece in ranges] == sorted(
-        (piece.bytes for piece in ranges), reverse=True
-    )
-    big = [piece for piece in ranges if piece.table.name.name == "big"]
-    rows = read(any_database, big)
+    ranges = {table.name.name: page_ranges(table, 200_000) for table in published(any_database)}
+    assert len(ranges["big"]) > 5
+    assert len(ranges["small"]) == len(ranges["empty"]) == 1
+    for each in ranges.values():
+        assert [piece.bytes for piece in each] == sorted(
+            (piece.bytes for piece in each), reverse=True
+        )
+    big = ranges["big"]
+    rows = read(any_database, cut(any_database, 200_000)["big"])
     assert rows == Counter(any_database.execute("SELECT id, pad FROM big"))
     assert max(rows.values()) == 1
     ends = sorted((piece.first_page, piece.end_page) for piece in big)
@@ -58,16 +66,16 @@ def test_rows_that_come_after_the_cut_are_in_the_open_end(any_database: Database
         "CREATE TABLE empty (id int)",
         "CREATE PUBLICATION walflow FOR ALL TABLES",
     )
-    ranges = copy_ranges(published(any_database), range_bytes=100_000)
+    queries = cut(any_database, 100_000)
     any_database.execute(
         "INSERT INTO big SELECT n, repeat('z', 300) FROM generate_series(1001, 2000) n",
         "INSERT INTO empty VALUES (1)",
     )
-    rows = read(any_database, [piece for piece in ranges if piece.table.name.name == "big"])
+    rows = read(any_database, queries["big"])
     assert len(rows) == 2000
     assert set(rows.values()) == {1}
-    (empty,) = (piece for piece in ranges if piece.table.name.name == "empty")
-    assert any_database.execute(empty.query) == [(1,)]
+    (empty,) = queries["empty"]
+    assert any_database.execute(empty) == [(1,)]
 
 
 def test_a_range_reads_only_its_pages(any_database: Database) -> None:
@@ -77,10 +85,10 @@ def test_a_range_reads_only_its_pages(any_database: Database) -> None:
         "CREATE PUBLICATION walflow FOR TABLE big",
         "ANALYZE big",
     )
-    ranges = copy_ranges(published(any_database), range_bytes=200_000)
-    assert len(ranges) > 3
-    for piece in ranges:
-        plan = "\n".join(line for (line,) in any_database.execute(f"EXPLAIN {piece.query}"))
+    queries = cut(any_database, 200_000)["big"]
+    assert len(queries) > 3
+    for query in queries:
+        plan = "\n".join(line for (line,) in any_database.execute(f"EXPLAIN {query}"))
         assert "Tid Range Scan" in plan, plan
 
 
@@ -93,12 +101,12 @@ def test_large_values_outside_the_pages_count(any_database: Database) -> None:
     )
     (table,) = published(any_database)
     assert table.relations[0].pages < 10
-    ranges = copy_ranges([table], range_bytes=1 << 20)
-    assert len(ranges) == table.relations[0].pages
-    assert len(read(any_database, ranges)) == 400
+    queries = cut(any_database, 1 << 20)["fat"]
+    assert len(queries) == table.relations[0].pages
+    assert len(read(any_database, queries)) == 400
 
 
-def test_partitions_are_read_into_their_roots_form(any_database: Database) -> None:
+def test_partitions_are_read_into_their_roots_schema(any_database: Database) -> None:
     any_database.execute(
         "CREATE TABLE parts (id int, at int, note text, PRIMARY KEY (id, at))"
         " PARTITION BY RANGE (at)",
@@ -109,10 +117,10 @@ def test_partitions_are_read_into_their_roots_form(any_database: Database) -> No
         "INSERT INTO parts SELECT n, n % 20, 'n' || n FROM generate_series(1, 200) n",
         "CREATE PUBLICATION walflow FOR TABLE parts WITH (publish_via_partition_root)",
     )
-    ranges = copy_ranges(published(any_database), range_bytes=1 << 20)
-    assert {piece.relation.name for piece in ranges} == {"part_a", "part_b"}
-    assert {piece.table.name.name for piece in ranges} == {"parts"}
-    rows = read(any_database, ranges)
+    (table,) = published(any_database)
+    relations = {table.relation(pages.relation).name.name for pages in page_ranges(table, 1 << 20)}
+    assert relations == {"part_a", "part_b"}
+    rows = read(any_database, cut(any_database, 1 << 20)["parts"])
     assert rows == Counter(any_database.execute("SELECT id, at, note FROM parts"))
 
 
@@ -124,7 +132,8 @@ def test_children_by_inheritance_are_not_read_twice(any_database: Database) -> N
         "INSERT INTO child VALUES (2)",
         "CREATE PUBLICATION walflow FOR ALL TABLES",
     )
-    rows = read(any_database, copy_ranges(published(any_database), 1 << 20))
+    queries = cut(any_database, 1 << 20)
+    rows = read(any_database, [*queries["parent"], *queries["child"]])
     assert rows == Counter([(1,), (2,)])
 
 
@@ -140,10 +149,10 @@ def test_row_filters_and_column_lists_hold_for_the_copy(any_database: Database) 
         "CREATE PUBLICATION walflow FOR TABLE big (id) WHERE (id > 900 OR id = 1),"
         " parts WHERE (id <= 3) WITH (publish_via_partition_root)",
     )
-    ranges = copy_ranges(published(any_database), range_bytes=100_000)
-    big = read(any_database, [piece for piece in ranges if piece.table.name.name == "big"])
+    queries = cut(any_database, 100_000)
+    big = read(any_database, queries["big"])
     assert big == Counter([(1,), *((n,) for n in range(901, 1001))])
-    parts = read(any_database, [piece for piece in ranges if piece.table.name.name == "parts"])
+    parts = read(any_database, queries["parts"])
     assert parts == Counter([(1,), (2,), (3,)])
 
 
@@ -155,11 +164,11 @@ def test_a_range_can_be_copied_in_binary_by_a_reader(any_database: Database) -> 
         "INSERT INTO t (id) VALUES (1)",
         "CREATE PUBLICATION walflow FOR TABLE t",
     )
-    (piece,) = copy_ranges(published(any_database), 1 << 20)
+    (query,) = cut(any_database, 1 << 20)["t"]
     uri = any_database.replicator("GRANT SELECT ON t TO {role}")
     with (
         connect(uri, application_name="t") as connection,
-        connection.cursor().copy(f"COPY ({piece.query}) TO STDOUT (FORMAT binary)") as copy,
+        connection.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT binary)") as copy,
     ):
         data = b"".join(bytes(part) for part in copy)
     assert data.startswith(b"PGCOPY\n")

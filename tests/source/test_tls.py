@@ -28,7 +28,7 @@ from walflow.pipeline.publication.published import Published
 from walflow.source.catalog.published_tables import published_tables
 from walflow.source.connection import Session, connect, source_errors
 from walflow.source.copy.range_copy import copy_query, snapshot_session
-from walflow.source.copy.ranges import copy_ranges
+from walflow.source.copy.ranges import page_ranges, range_query
 from walflow.source.copy.snapshot import keep_snapshot
 from walflow.source.stream.replication_connection import Replication
 from walflow.stores.sql import SqlStore
@@ -189,9 +189,11 @@ def test_tables_are_copied_by_certificate(secured: Secured, shop: Database, tmp_
         # The server takes a moment to see that the one that made the slot has gone.
         ours = {"walflow snapshot": True, "walflow copy": True}
         wait_for(lambda: encrypted_sessions(shop) == ours, WAIT)
-        ranges = copy_ranges([table], range_bytes=200_000)
+        ranges = page_ranges(table, 200_000)
         files = [
-            copy_query(session, piece.query, table.schema, tmp_path / f"{place}.parquet")
+            copy_query(
+                session, range_query(table, piece), table.schema, tmp_path / f"{place}.parquet"
+            )
             for place, piece in enumerate(ranges)
         ]
     assert len(files) > 3
@@ -199,7 +201,7 @@ def test_tables_are_copied_by_certificate(secured: Secured, shop: Database, tmp_
         number
         for file in files
         if file is not None
-        for number in parquet.read_table(file.path, columns=["id"])["id"].to_pylist()
+        for number in parquet.read_table(tmp_path / file.name, columns=["id"])["id"].to_pylist()
     ]
     assert sorted(ids) == list(range(1, 3001))
 

@@ -86,14 +86,17 @@ def test_what_was_there_before_stays(make_database: MakeDatabase) -> None:
     database.close()
 
 
-def test_a_newer_store_is_refused(make_database: MakeDatabase) -> None:
+@pytest.mark.parametrize("version", ["0001", "9999"])
+def test_a_store_of_another_version_is_refused(make_database: MakeDatabase, version: str) -> None:
     database = make_database()
     migrate(database)
     place = f"{database.schema}." if database.schema else ""
-    run(database, f"UPDATE {place}{migrations.VERSION_TABLE} SET version_num = '9999'")
-    with pytest.raises(StoreForeign, match=r"version 9999, made by a newer walflow") as refused:
+    run(database, f"UPDATE {place}{migrations.VERSION_TABLE} SET version_num = '{version}'")
+    with pytest.raises(
+        StoreForeign, match=f"version {version}, made by another walflow"
+    ) as refused:
         SqlStore(make_database(), "shop")
-    assert "Upgrade" in refused.value.hint
+    assert "--upgrade" in refused.value.hint
     assert not refused.value.retry
     database.close()
 

@@ -113,10 +113,9 @@ def _copier(
                     copied = reader.read(
                         table, snapshot, progress=lambda _: None, stop=threading.Event()
                     )
+                    files = log.copy(table.schema.oid).paths(copied)
                     destination.copy(
-                        TableCopy(
-                            copied.schema, copied.files, copied.position, copied.overflow, spark
-                        )
+                        TableCopy(copied.schema, files, copied.position, copied.overflow, spark)
                     )
             log.close()
         destination.shutdown()

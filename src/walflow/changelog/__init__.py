@@ -1,13 +1,10 @@
 """The change log: durable segments of changes between receiving and applying."""
 
-from walflow.changelog.checksums import checksum_of, damage_of
 from walflow.changelog.copies import (
-    CompleteCopy,
-    CopyFile,
+    CopyFolder,
     CopyPlan,
+    FinishedCopy,
     FinishedRange,
-    PlannedRange,
-    TableCopy,
     store_range,
 )
 from walflow.changelog.log import ChangeLog
@@ -19,17 +16,13 @@ __all__ = [
     "META_COLUMNS",
     "OPTIONAL_COLUMNS",
     "ChangeLog",
-    "CompleteCopy",
-    "CopyFile",
+    "CopyFolder",
     "CopyPlan",
+    "FinishedCopy",
     "FinishedRange",
     "LogFile",
     "LogIdentity",
-    "PlannedRange",
     "Segment",
     "SegmentWriter",
-    "TableCopy",
-    "checksum_of",
-    "damage_of",
     "store_range",
 ]

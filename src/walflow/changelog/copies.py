@@ -16,24 +16,23 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
-from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import disk_errors, remove, sync_folder, write_atomically
-from walflow.model import Lsn, TableSchema
+from walflow.changelog.sealed import sealed, unsealed
+from walflow.model import CopyFile, Lsn, PageRange, TableSchema
+from walflow.serialization import from_dict, to_dict
 from walflow.states import Membership
 
 __all__ = [
-    "CompleteCopy",
-    "CopyFile",
+    "CopyFolder",
     "CopyPlan",
+    "FinishedCopy",
     "FinishedRange",
-    "PlannedRange",
-    "TableCopy",
     "find_copies",
     "remove_strangers",
     "store_range",
@@ -47,19 +46,6 @@ _Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRange:
-    """Some pages of one relation."""
-
-    relation: int
-    """Its oid."""
-    first_page: int
-    end_page: int | None
-    """The first page that is no longer in it; None: all to the end, however far that has moved."""
-    bytes: int
-    """About how much there is to read."""
-
-
-@dataclass(frozen=True, slots=True)
 class CopyPlan:
     """How a table was cut when its copy began; a range's number is its place in ``ranges``."""
 
@@ -67,45 +53,10 @@ class CopyPlan:
     row_filter: str | None
     filenodes: Mapping[int, int]
     """By relation: the file that the page numbers are of."""
-    ranges: tuple[PlannedRange, ...]
+    ranges: tuple[PageRange, ...]
     membership: Membership
     """How the table was published when it was last read of it."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "schema": self.schema.to_dict(),
-            "row_filter": self.row_filter,
-            "filenodes": {str(oid): node for oid, node in self.filenodes.items()},
-            "ranges": [asdict(piece) for piece in self.ranges],
-            "membership": self.membership.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            schema=TableSchema.from_dict(raw["schema"]),
-            row_filter=raw["row_filter"],
-            filenodes={int(oid): node for oid, node in raw["filenodes"].items()},
-            ranges=tuple(PlannedRange(**piece) for piece in raw["ranges"]),
-            membership=Membership.from_dict(raw["membership"]),
-            id=raw["id"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CopyFile:
-    """A Parquet file with rows of a table."""
-
-    name: str
-    """In the copy's folder."""
-    rows: int
-    bytes: int
-    overflow: bool
-    """Whether it has the column of exact texts."""
-    checksum: int | None = None
-    """Of its content; None: it was written by a former version of walflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,30 +70,13 @@ class FinishedRange:
     file: CopyFile | None
     """None: there were no rows."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan,
-            "number": self.number,
-            "position": int(self.position),
-            "file": None if self.file is None else asdict(self.file),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        file = raw["file"]
-        return cls(
-            plan=raw["plan"],
-            number=raw["number"],
-            position=Lsn(raw["position"]),
-            file=None if file is None else CopyFile(**file),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class CompleteCopy:
-    """A copy that waits to be handed over: the table exactly as it is at the position."""
+class FinishedCopy:
+    """A copy that waits to be loaded: the table exactly as it is at the position."""
 
     schema: TableSchema
+    """With a version just before the position, as has every schema of which there are rows."""
     position: Lsn
     files: tuple[CopyFile, ...]
     membership: Membership
@@ -154,34 +88,18 @@ class CompleteCopy:
 
     @property
     def overflow(self) -> bool:
+        """Whether some file has the column of exact texts."""
         return any(file.overflow for file in self.files)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema.to_dict(),
-            "position": int(self.position),
-            "files": [asdict(file) for file in self.files],
-            "membership": self.membership.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            schema=TableSchema.from_dict(raw["schema"]),
-            position=Lsn(raw["position"]),
-            files=tuple(CopyFile(**file) for file in raw["files"]),
-            membership=Membership.from_dict(raw["membership"]),
-        )
 
 
 def store_range(folder: Path, finished: FinishedRange) -> None:
     """Note that a range is read; its file must be durable. For executors."""
     # One sync of the folder serves the file's name too: a note without its file does not count.
-    write_atomically(folder / f"{finished.number:06}{_DONE}", sealed(finished.to_dict()))
+    write_atomically(folder / f"{finished.number:06}{_DONE}", sealed(to_dict(finished)))
 
 
 @dataclass(frozen=True, slots=True)
-class TableCopy:
+class CopyFolder:
     """One table's copy in the log. There need not be one: then it has no plan and no files.
 
     Used by one thread at a time, while executors add ranges.
@@ -200,7 +118,7 @@ class TableCopy:
         """Remember the plan, which may have more ranges now; what was read of it still counts."""
         with disk_errors(self.folder):
             self.make_folder()
-            write_atomically(self.folder / _PLAN, sealed(plan.to_dict()))
+            write_atomically(self.folder / _PLAN, sealed(to_dict(plan)))
 
     def make_folder(self) -> None:
         with disk_errors(self.folder):
@@ -210,11 +128,11 @@ class TableCopy:
 
     def plan(self) -> CopyPlan | None:
         """None also for one that cannot be read: the table is then copied anew."""
-        return _read(self.folder / _PLAN, CopyPlan.from_dict)
+        return _read(self.folder / _PLAN, CopyPlan)
 
     def finished_ranges(self, plan: CopyPlan) -> dict[int, FinishedRange]:
         """By number, the ranges of the plan that were read and whose files are there in full."""
-        found = (_read(path, FinishedRange.from_dict) for path in self.folder.glob(f"*{_DONE}"))
+        found = (_read(path, FinishedRange) for path in self.folder.glob(f"*{_DONE}"))
         return {
             done.number: done
             for done in found
@@ -231,16 +149,20 @@ class TableCopy:
             if path.suffix not in (_DONE, ".json") and path.name not in names:
                 remove(path)
 
-    def complete(self, whole: CompleteCopy) -> None:
+    def complete(self, whole: FinishedCopy) -> None:
         """Remember that its files, which are durable, are the table as of the position."""
         with disk_errors(self.folder):
             self.make_folder()
-            write_atomically(self.folder / _COMPLETE, sealed(whole.to_dict()))
+            write_atomically(self.folder / _COMPLETE, sealed(to_dict(whole)))
 
-    def completed(self) -> CompleteCopy | None:
+    def completed(self) -> FinishedCopy | None:
         """The copy, if it is complete and its files are there in full."""
-        found = _read(self.folder / _COMPLETE, CompleteCopy.from_dict)
+        found = _read(self.folder / _COMPLETE, FinishedCopy)
         return found if found and all(self._is_whole(file) for file in found.files) else None
+
+    def paths(self, finished: FinishedCopy) -> tuple[Path, ...]:
+        """Where its files are."""
+        return tuple(self.folder / file.name for file in finished.files)
 
     def reopen(self) -> None:
         """Forget that the copy is complete; what was read stays."""
@@ -269,11 +191,11 @@ class TableCopy:
             return False
 
 
-def find_copies(folder: Path) -> Iterator[TableCopy]:
+def find_copies(folder: Path) -> Iterator[CopyFolder]:
     """The copies in a log's folder ``copy``."""
     for path in sorted(folder.iterdir()):
         if path.name.isdecimal():
-            yield TableCopy(int(path.name), path)
+            yield CopyFolder(int(path.name), path)
 
 
 def remove_strangers(folder: Path) -> None:
@@ -293,7 +215,7 @@ def _remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _read(path: Path, form: Callable[[Mapping[str, Any]], _Record]) -> _Record | None:
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        return form(unsealed(path.read_bytes()))
+def _read(path: Path, kind: type[_Record]) -> _Record | None:
+    with suppress(FileNotFoundError, ValueError):
+        return from_dict(kind, unsealed(path.read_bytes()))
     return None

@@ -6,27 +6,28 @@ import fcntl
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import TEMPORARY, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogIdentity
-from walflow.config.settings import CUTS_FILE
+from walflow.changelog.sealed import sealed, unsealed
+from walflow.config.settings import CUTS_FILE, LEASE_FILE
 from walflow.errors import LogDamaged, LogForeign, LogInUse
 from walflow.model import Lsn
+from walflow.serialization import from_dict, to_dict
 
-__all__ = ["BESIDE", "FOLDERS", "HEAD", "KNOWN", "LOCK", "Head", "check_ours", "lock"]
+__all__ = ["BESIDE", "FOLDERS", "HEAD", "LOCK", "NOTES", "Head", "check_ours", "lock"]
 
-FORMAT = 1
+FORMAT = 2
 FOLDERS = ("copy", "data", "journal", "schemas")
 # The pipeline's store may be here before the log is.
-_STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm")
-KNOWN = "pipeline.json"
+_STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm", LEASE_FILE)
+NOTES = "pipeline.json"
 """What is to be known of the pipeline; see walflow.pipeline.state.pipeline_notes."""
-BESIDE = (KNOWN, KNOWN + TEMPORARY, CUTS_FILE, CUTS_FILE + "-journal")
+BESIDE = (NOTES, NOTES + TEMPORARY, CUTS_FILE, CUTS_FILE + "-journal")
 """What else may be in the folder: notes of the pipeline for commands."""
 HEAD = "log.json"
 LOCK = "lock"
@@ -51,15 +52,7 @@ class Head:
     """The source's timeline that the end of the log is on; None if it is not known yet."""
 
     def store(self, folder: Path) -> None:
-        content = {
-            "format": FORMAT,
-            **asdict(self.identity),
-            "start": int(self.start),
-            "epoch": self.epoch,
-            "first": self.first,
-            "retired": {str(oid): int(upto) for oid, upto in self.retired.items()},
-            "timeline": self.timeline,
-        }
+        content = {"format": FORMAT, **to_dict(self)}
         write_atomically(folder / HEAD, sealed(content, 2) + b"\n")
 
     @classmethod
@@ -68,24 +61,18 @@ class Head:
         path = folder / HEAD
         try:
             raw = unsealed(path.read_bytes())
-            if raw["format"] != FORMAT:
+            found = raw.pop("format", None)
+            if found != FORMAT:
                 raise LogForeign(
-                    f"the change log {folder} has format {raw['format']}, "
+                    f"the change log {folder} has format {found}, "
                     f"and this version of walflow writes format {FORMAT}",
                     hint=f"Use the version of walflow that wrote it. {_ELSEWHERE}",
                 )
-            return cls(
-                identity=LogIdentity(raw["pipeline"], raw["system_id"], raw["slot"]),
-                start=Lsn(raw["start"]),
-                epoch=raw["epoch"],
-                first=raw["first"],
-                retired={int(oid): Lsn(upto) for oid, upto in raw["retired"].items()},
-                timeline=raw.get("timeline"),
-            )
+            return from_dict(cls, raw)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
+        except ValueError as error:
+            raise LogDamaged(f"{path} is damaged: {error}", hint=DAMAGE_HINT) from error
 
 
 def check_ours(folder: Path, identity: LogIdentity) -> None:

@@ -1,6 +1,7 @@
 """The manifest: an append-only journal of what has been sealed.
 
-One line a record, a checksum before its JSON. A record is in the log once its line is synced, so
+One line a record, a checksum before it: a segment as JSON, or the end of the log as a number. A
+record is in the log once its line is synced, so
 a segment appears whole or not at all. Only the last line of the last file can be torn by a crash;
 it was never acknowledged and is cut off. Anything else unreadable is damage, and said to be.
 
@@ -10,20 +11,19 @@ with the end of the log at that time, so that none depends on the ones before it
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from walflow.changelog.durable import remove, sync_folder
 from walflow.changelog.records import Segment
 from walflow.errors import LogDamaged
 from walflow.model import Lsn
+from walflow.serialization import from_json, to_json
 
 __all__ = ["Contents", "Journal"]
 
@@ -127,11 +127,11 @@ class Journal:
         An interrupt may come when the record is already durable: then ``last_sequence`` has moved.
         A disk that refuses even to take the record back leaves the journal ``torn``.
         """
-        self._append({"segment": segment.to_dict()}, segment.sequence)
+        self._append(to_json(segment), segment.sequence)
 
     def append_end(self, end: Lsn) -> None:
         """Record, durably, that nothing more happened up to ``end``."""
-        self._append({"end": int(end)}, self.last_sequence)
+        self._append(b"%d" % end, self.last_sequence)
 
     def rotated(self, end: Lsn) -> Journal:
         """The next file, which is durable; this one is closed."""
@@ -158,7 +158,7 @@ class Journal:
     def _path(self, number: int) -> Path:
         return self.folder / _name(self.epoch, number)
 
-    def _append(self, record: Mapping[str, Any], sequence: int) -> None:
+    def _append(self, record: bytes, sequence: int) -> None:
         if self.torn:
             self._cut()
         line = _encode(record)
@@ -188,20 +188,18 @@ def _name(epoch: int, number: int) -> str:
     return f"{epoch:06d}-{number:08d}.jsonl"
 
 
-def _encode(record: Mapping[str, Any]) -> bytes:
-    text = json.dumps(record, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+def _encode(record: bytes) -> bytes:
+    return b"%08x %s\n" % (zlib.crc32(record), record)
 
 
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """The record, or None if the line is not whole."""
+def _decode(line: bytes) -> Segment | Lsn | None:
+    """The segment, or the end of the log, or None if the line is not whole."""
     if not line.endswith(b"\n") or line[8:9] != b" ":
         return None
     text = line[9:-1]
     if line[:8] != b"%08x" % zlib.crc32(text):
         return None
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return from_json(Segment, text) if text.startswith(b"{") else Lsn(text)
 
 
 def _read(path: Path, contents: Contents, number: int, last_file: bool) -> int:
@@ -216,11 +214,10 @@ def _read(path: Path, contents: Contents, number: int, last_file: bool) -> int:
                 break
             raise LogDamaged(f"line {at + 1} of {path} is damaged", hint=DAMAGE_HINT)
         whole += len(line)
-        if "segment" in record:
-            segment = Segment.from_dict(record["segment"])
-            contents.segments.append(segment)
-            contents.last_of_file[number] = segment.sequence
-            contents.end = segment.span.upto
+        if isinstance(record, Segment):
+            contents.segments.append(record)
+            contents.last_of_file[number] = record.sequence
+            contents.end = record.span.upto
         else:
-            contents.end = Lsn(record["end"])
+            contents.end = record
     return whole

@@ -12,14 +12,14 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import Self
 
-from walflow.changelog.checksums import damage_of
-from walflow.changelog.copies import TableCopy, find_copies, remove_strangers
+from walflow.changelog.copies import CopyFolder, find_copies, remove_strangers
 from walflow.changelog.durable import TEMPORARY, disk_errors, remove, sync_folder
 from walflow.changelog.identity import FOLDERS, Head, check_ours, lock
 from walflow.changelog.journal import DAMAGE_HINT, Contents, Journal
 from walflow.changelog.records import LogFile, LogIdentity, Segment
 from walflow.changelog.schemas import SchemaFolder
 from walflow.changelog.writer import SEGMENTS_A_FOLDER, SegmentWriter
+from walflow.checksums import damage_of
 from walflow.errors import LogDamaged, LogError
 from walflow.model import Lsn, Span, TableSchema
 from walflow.paths import is_there
@@ -212,7 +212,7 @@ class ChangeLog:
         return schema
 
     def store_schema(self, schema: TableSchema) -> None:
-        """Keep the form that a table is copied in, before there are changes of it."""
+        """Keep the schema that a table is copied with, before there are changes of it."""
         with disk_errors(self.folder):
             self._schemas.store([schema])
 
@@ -237,7 +237,7 @@ class ChangeLog:
     def retire(self, upto: Lsn, older_than: float) -> int:
         """Remove the segments that end at or before ``upto`` and were sealed longer ago than that.
 
-        ``upto`` must be applied everywhere: files may vanish under whoever still reads them. An
+        ``upto`` must be applied everywhere: files may vanish while they are still read. An
         age of 0 removes all of them at once; otherwise a call soon after the last one (a sixtieth
         of the age) waits for more. Returns how many segments went.
         """
@@ -296,11 +296,11 @@ class ChangeLog:
             self._schemas.clear()
             self._remove_files(gone)
 
-    def copy(self, table: int) -> TableCopy:
+    def copy(self, table: int) -> CopyFolder:
         """The table's copy; there may be nothing of it yet."""
-        return TableCopy(table, self.folder / "copy" / str(table))
+        return CopyFolder(table, self.folder / "copy" / str(table))
 
-    def copies(self) -> list[TableCopy]:
+    def copies(self) -> list[CopyFolder]:
         """The copies that are there, complete or not, by table."""
         return sorted(find_copies(self.folder / "copy"), key=lambda copy: copy.table)
 

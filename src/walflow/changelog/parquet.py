@@ -1,4 +1,4 @@
-"""The log's Parquet files: one form for all batches of a file, and writing them."""
+"""The log's Parquet files: one schema for all batches of a file, and writing them."""
 
 from __future__ import annotations
 
@@ -21,64 +21,64 @@ META_COLUMNS = ("_change_type", "_lsn", "_seq", "_timestamp", "_xid", *OPTIONAL_
 """The log's own columns, in the order in which they stand before the table's."""
 
 
-def common_schema(forms: Sequence[pa.Schema]) -> pa.Schema:
+def common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns that all of these need together.
 
-    Every field is nullable, so that batches with and without nulls have one form.
+    Every field is nullable, so that batches with and without nulls have one schema.
     """
-    fields = {field.name: field for form in forms for field in form}
+    fields = {field.name: field for schema in schemas for field in schema}
     ordered = [fields[name] for name in META_COLUMNS if name in fields]
     ordered += [field for name, field in fields.items() if name not in META_COLUMNS]
     return pa.schema([pa.field(field.name, field.type) for field in ordered])
 
 
-def in_schema(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of the form, null where it has none. Copies no values."""
-    if batch.schema.equals(form):
+def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the columns of the schema, null where it has none. Copies no values."""
+    if batch.schema.equals(schema):
         return batch
     have = set(batch.schema.names)
     columns = [
         batch.column(field.name) if field.name in have else pa.nulls(batch.num_rows, field.type)
-        for field in form
+        for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=form)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch with the rows of all, in buffers of its own."""
-    form = common_schema([batch.schema for batch in batches])
-    whole: pa.RecordBatch = pa.concat_batches([in_schema(batch, form) for batch in batches])
+    schema = common_schema([batch.schema for batch in batches])
+    whole: pa.RecordBatch = pa.concat_batches([in_schema(batch, schema) for batch in batches])
     return whole
 
 
 class OpenFile:
-    """A Parquet file that is being written. Not durable: whoever closes it syncs it."""
+    """A Parquet file that is being written. Not durable: the one that closes it syncs it."""
 
-    def __init__(self, folder: Path, path: str, form: pa.Schema) -> None:
+    def __init__(self, folder: Path, path: str, schema: pa.Schema) -> None:
         self.path = path
-        self.form = form
+        self.schema = schema
         self.stats = ChangeStats()
         self._sink = pa.OSFile(os.fspath(folder / path), "wb")
         # Measured on 13 columns (decision 0003): lz4 and hardly any dictionary take the least
         # CPU to write and are as fast as any in Spark. Readers prune by position only.
         self._writer = pq.ParquetWriter(
             self._sink,
-            form,
+            schema,
             compression="lz4",
             use_dictionary=["_change_type"],
             write_statistics=["_lsn"],
             store_schema=False,
         )
 
-    def holds(self, form: pa.Schema) -> bool:
-        """Whether batches of this form fit in."""
-        return set(form.names) <= set(self.form.names)
+    def holds(self, schema: pa.Schema) -> bool:
+        """Whether batches of this schema fit in."""
+        return set(schema.names) <= set(self.schema.names)
 
     def write(
         self, batches: Sequence[pa.RecordBatch], stats: ChangeStats, group_bytes: int
     ) -> None:
         """Write row groups of about ``group_bytes`` in memory. Runs without the GIL."""
-        table = pa.Table.from_batches([in_schema(batch, self.form) for batch in batches])
+        table = pa.Table.from_batches([in_schema(batch, self.schema) for batch in batches])
         groups = max(1, round(table.nbytes / group_bytes))
         self._writer.write_table(table, row_group_size=-(-table.num_rows // groups))
         self.stats += stats

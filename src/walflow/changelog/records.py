@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 from walflow.model import ChangeStats, Lsn, Span
 
@@ -34,29 +32,8 @@ class LogFile:
     version: Lsn
     bytes: int
     stats: ChangeStats
-    checksum: int | None = None
-    """Of its content; None: it was written by a former version of walflow."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "table": self.table,
-            "version": int(self.version),
-            "bytes": self.bytes,
-            "stats": self.stats.to_dict(),
-            "checksum": self.checksum,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            path=raw["path"],
-            table=raw["table"],
-            version=Lsn(raw["version"]),
-            bytes=raw["bytes"],
-            stats=ChangeStats.from_dict(raw["stats"]),
-            checksum=raw.get("checksum"),
-        )
+    checksum: int
+    """Of its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +47,7 @@ class Segment:
     files: tuple[LogFile, ...]
     """A table's files stand in the order of its changes."""
     sequence: int = -1
-    """Counts the sealed segments of a log; -1 for a stretch without changes, which is not kept."""
+    """Counts the sealed segments of a log; -1 for a span without changes, which is not kept."""
     sealed: float = 0.0
     """When it became durable, in seconds since 1970."""
 
@@ -81,25 +58,3 @@ class Segment:
     def of_table(self, table: int) -> Segment:
         """The same segment with this table's files only."""
         return replace(self, files=tuple(file for file in self.files if file.table == table))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "sequence": self.sequence,
-            "after": int(self.span.after),
-            "upto": int(self.span.upto),
-            "commit_time": self.commit_time,
-            "transactions": self.transactions,
-            "sealed": self.sealed,
-            "files": [file.to_dict() for file in self.files],
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            span=Span(Lsn(raw["after"]), Lsn(raw["upto"])),
-            commit_time=raw["commit_time"],
-            transactions=raw["transactions"],
-            files=tuple(LogFile.from_dict(file) for file in raw["files"]),
-            sequence=raw["sequence"],
-            sealed=raw["sealed"],
-        )

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 
-from walflow.changelog.checksums import sealed, unsealed
 from walflow.changelog.durable import remove, sync_folder, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogFile
+from walflow.changelog.sealed import sealed, unsealed
 from walflow.errors import LogDamaged, LogError
 from walflow.model import Lsn, TableSchema
+from walflow.serialization import from_dict, to_dict
 
 __all__ = ["SchemaFolder"]
 
@@ -24,7 +25,7 @@ class SchemaFolder:
     """Schemas by table and version. All calls may come from several threads.
 
     A schema is needed while a sealed file or the open segment uses it. The newest of a table
-    stays in any case: it is the form the table has now, changes or not.
+    stays in any case: it is the table's schema now, changes or not.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,9 +47,9 @@ class SchemaFolder:
                 remove(path)
                 continue
             try:
-                schema = TableSchema.from_dict(unsealed(path.read_bytes()))
-            except (ValueError, KeyError, TypeError) as error:
-                raise LogDamaged(f"{path} is damaged: {error!r}", hint=DAMAGE_HINT) from error
+                schema = from_dict(TableSchema, unsealed(path.read_bytes()))
+            except ValueError as error:
+                raise LogDamaged(f"{path} is damaged: {error}", hint=DAMAGE_HINT) from error
             self._known.setdefault(table, {})[version] = schema
         for table, version in +self._uses:
             if version not in self._known.get(table, {}):
@@ -75,7 +76,7 @@ class SchemaFolder:
             if known is not None and known != schema and self._uses[key]:
                 raise LogError(
                     f"schema {schema.version} of {schema.name} is in {self._folder} already, "
-                    "in another form",
+                    "with other columns",
                     hint="A changed setting of types needs a new log: remove the folder, or name "
                     "another one (--log FOLDER). The tables are copied again.",
                 )
@@ -100,7 +101,7 @@ class SchemaFolder:
         """Write the ones that are not there yet; durable when it returns."""
         new = [schema for schema in schemas if self.get(schema.oid, schema.version) != schema]
         for schema in new:
-            write_atomically(self._path(schema), sealed(schema.to_dict(), 1), folder_too=False)
+            write_atomically(self._path(schema), sealed(to_dict(schema), 1), folder_too=False)
         if new:
             sync_folder(self._folder)
         with self._lock:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from walflow.changelog.checksums import checksum_of
 from walflow.changelog.durable import disk_errors, remove, sync, sync_folder
 from walflow.changelog.parquet import META_COLUMNS, OpenFile, common_schema, joined
 from walflow.changelog.records import LogFile, Segment
+from walflow.checksums import checksum_of
 from walflow.model import ChangeStats, Lsn, TableSchema
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class _OpenTable:
         self.batches, self.stats, self.bytes = [], ChangeStats(), 0
         return batches, stats
 
-    def _check(self, form: pa.Schema) -> None:
-        columns = [name for name in form.names if name not in META_COLUMNS]
+    def _check(self, schema: pa.Schema) -> None:
+        columns = [name for name in schema.names if name not in META_COLUMNS]
         if columns != list(self.schema.column_names):
             raise ValueError(
                 f"a batch of {self.schema.name} has the columns {columns}, "
@@ -212,10 +212,10 @@ class SegmentWriter:
         self._buffered -= held
         if not batches:
             return
-        form = common_schema([batch.schema for batch in batches])
-        if table.file is not None and not table.file.holds(form):
+        schema = common_schema([batch.schema for batch in batches])
+        if table.file is not None and not table.file.holds(schema):
             self._finish_file(table)
-        file = table.file or self._start_file(table, form)
+        file = table.file or self._start_file(table, schema)
         self._open.move_to_end((table.schema.oid, table.schema.version))
         file.write(batches, stats, self._group_bytes)
         if file.bytes >= self._file_bytes:
@@ -225,7 +225,7 @@ class SegmentWriter:
             file.bytes for file in self._open.values()
         )
 
-    def _start_file(self, table: _OpenTable, form: pa.Schema) -> OpenFile:
+    def _start_file(self, table: _OpenTable, schema: pa.Schema) -> OpenFile:
         while len(self._open) >= MAX_OPEN_FILES:
             self._finish_file(self._tables[next(iter(self._open))])
         if not self._started:
@@ -238,7 +238,7 @@ class SegmentWriter:
         path = f"{folder}/{oid}-{version:016x}-{sequence:010d}-{self._started:06d}.parquet"
         self._started += 1
         try:
-            file = OpenFile(self._log.folder, path, form)
+            file = OpenFile(self._log.folder, path, schema)
         except BaseException:
             remove(self._log.folder / path)
             raise

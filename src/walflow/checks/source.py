@@ -12,7 +12,7 @@ from walflow.checks.facts import Facts
 from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
 from walflow.checks.scratch import scratch_id
 from walflow.errors import NoFreeSender, NoFreeSlot, SlotInUse, SourceError
-from walflow.pipeline.state.pipeline_notes import settled
+from walflow.pipeline.state.pipeline_notes import with_chosen_publication
 from walflow.source.catalog.preflight import check_server
 from walflow.source.catalog.server import Server, read_server
 from walflow.source.connection import Session, connect, source_errors
@@ -68,7 +68,7 @@ def _connect(facts: Facts, stack: ExitStack) -> Iterator[Finding]:
     session = stack.enter_context(connect(facts.uri, application_name=facts.application))
     facts.server = read_server(session)
     facts.session = session
-    facts.settings = settled(session, facts.settings)
+    facts.settings = with_chosen_publication(session, facts.settings)
     number, role = session.info.parameter_status("server_version"), facts.server.role
     encrypted = "encrypted" if session.pgconn.ssl_in_use else "not encrypted"
     yield ok(

@@ -9,7 +9,7 @@ from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped
 from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
 from walflow.mapping import TableMapping, check_apart
-from walflow.model import ReplicaIdentity, TableName
+from walflow.model import PageRange, ReplicaIdentity, TableName
 from walflow.pipeline.store_place import check_store_apart
 from walflow.source.catalog.cautions import identity_cautions, publication_cautions
 from walflow.source.catalog.publication import (
@@ -26,7 +26,7 @@ from walflow.source.catalog.published_tables import (
     refused_reading,
 )
 from walflow.source.connection import Session, source_errors
-from walflow.source.copy.ranges import page_range
+from walflow.source.copy.ranges import range_query
 from walflow.units import human_bytes, human_count
 
 __all__ = ["check_tables"]
@@ -155,7 +155,7 @@ def _reading(session: Session, table: PublishedTable) -> Iterator[Finding]:
     try:
         with brief_look(session, f"read {table.name}"):
             for part in table.relations:
-                session.execute(f"{page_range(table, part, 1, 2, 0).query} LIMIT 0")
+                session.execute(f"{range_query(table, PageRange(part.oid, 1, 2))} LIMIT 0")
     except TableLocked as locked:
         yield warning(_AREA, "rights", locked.message, locked.hint)
 

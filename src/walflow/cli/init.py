@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import WrittenUri
     from walflow.config import Settings
-    from walflow.pipeline.state.pipeline_notes import KnownPipeline
+    from walflow.pipeline.state.pipeline_notes import PipelineNotes
     from walflow.source.catalog.server import Server
     from walflow.source.catalog.survey import SurveyedTable
 
@@ -127,7 +127,7 @@ def _look(
     """What to write, and the environment variables that it needs."""
     from walflow.cli.init_text import Draft
     from walflow.cli.init_uris import written_destination, written_source
-    from walflow.pipeline.state.pipeline_notes import settled
+    from walflow.pipeline.state.pipeline_notes import with_chosen_publication
     from walflow.source.catalog.publication import find_publication
     from walflow.source.catalog.server import read_server
     from walflow.source.catalog.survey import survey_tables
@@ -140,7 +140,9 @@ def _look(
         named = name or (_name_like(server.database) if known is None else known.name)
         if known is not None and known.name == named:
             settings = settings.with_publication(settings.source.publication or known.publication)
-        publication = settled(session, settings.model_copy(update={"name": named})).publication
+        publication = with_chosen_publication(
+            session, settings.model_copy(update={"name": named})
+        ).publication
         published = find_publication(session, publication) is not None
         tables = survey_tables(session, publication if published else None)
     ends: tuple[WrittenUri, WrittenUri] = (
@@ -173,7 +175,7 @@ def _look(
     return draft, tuple(variable for end in ends for variable in end.variables)
 
 
-def _known(settings: Settings, system: str, name: str | None) -> KnownPipeline | None:
+def _known(settings: Settings, system: str, name: str | None) -> PipelineNotes | None:
     """The pipeline on this machine that has this source and this destination; of several, the one
     of that name, or the one that was started last."""
     from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
@@ -186,14 +188,14 @@ def _known(settings: Settings, system: str, name: str | None) -> KnownPipeline |
     return max(found, key=lambda known: (known.name == name, known.started), default=None)
 
 
-def _going_on(known: KnownPipeline) -> str:
+def _going_on(known: PipelineNotes) -> str:
     return (
         f"The file is for the pipeline {known.name}, which exists already: its log and state are "
         f"in {known.log}, its slot is {known.slot}. With another name it would be a new pipeline."
     )
 
 
-def _told(known: KnownPipeline) -> dict[str, Any]:
+def _told(known: PipelineNotes) -> dict[str, Any]:
     """The pipeline's settings by dotted name, without its name, source and destination."""
     from walflow.config.keys import section_at
     from walflow.pipeline.state.pipeline_notes import default_logs
@@ -216,7 +218,7 @@ def _told(known: KnownPipeline) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ends}
 
 
-def _not_told(known: KnownPipeline, told: Mapping[str, Any]) -> list[str]:
+def _not_told(known: PipelineNotes, told: Mapping[str, Any]) -> list[str]:
     """A warning about the pipeline's settings that the file does not have."""
     from walflow.cli.init_text import is_written
 

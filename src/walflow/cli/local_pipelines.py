@@ -14,7 +14,7 @@ from walflow.changelog.identity import LOCK
 from walflow.config import Settings, load_settings
 from walflow.errors import WalflowError
 from walflow.model import Phase
-from walflow.pipeline.state.pipeline_notes import KnownPipeline, known_pipelines
+from walflow.pipeline.state.pipeline_notes import PipelineNotes, find_pipelines
 from walflow.pipeline.state.process_marks import is_held, runs_here
 from walflow.stores import open_store, state_file_is_there
 from walflow.units import iso_time
@@ -25,7 +25,7 @@ __all__ = ["Listed", "listed"]
 @dataclass(frozen=True, slots=True)
 class Listed:
     folder: Path
-    known: KnownPipeline
+    known: PipelineNotes
     pid: int | None = None
     """The process that runs it; None: none does, as far as this machine knows."""
     host: str | None = None
@@ -64,12 +64,12 @@ class Listed:
 
 def listed(folders: Iterable[Path]) -> Iterator[Listed]:
     """The pipelines whose logs are these folders, or are in them, ordered by name."""
-    found = known_pipelines(folder.expanduser() for folder in folders)
+    found = find_pipelines(folder.expanduser() for folder in folders)
     for folder, known in sorted(found, key=lambda one: (one[1].name, one[0])):
         yield _with_state(folder, known) or _by_lock(folder, known)
 
 
-def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
+def _with_state(folder: Path, known: PipelineNotes) -> Listed | None:
     """None if the state is not in an existing file."""
     if "store.uri" in known.left_out:
         return None
@@ -96,14 +96,14 @@ def _with_state(folder: Path, known: KnownPipeline) -> Listed | None:
     )
 
 
-def _settings(folder: Path, known: KnownPipeline) -> Settings:
+def _settings(folder: Path, known: PipelineNotes) -> Settings:
     """The settings that find the store."""
     store = known.settings.get("store", {})
     said = {"name": known.name, "log.folder": str(folder.absolute()), "store": store}
     return load_settings(None, {**said, "source.uri": "", "destination.uri": ""}, {})
 
 
-def _by_lock(folder: Path, known: KnownPipeline) -> Listed:
+def _by_lock(folder: Path, known: PipelineNotes) -> Listed:
     """The process that holds the log has written its number into the lock file."""
     try:
         text = (folder / LOCK).read_text(errors="replace")

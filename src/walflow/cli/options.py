@@ -16,7 +16,7 @@ from walflow.errors import WalflowError
 
 if TYPE_CHECKING:
     from walflow.config import Settings
-    from walflow.pipeline.state.pipeline_notes import KnownPipeline
+    from walflow.pipeline.state.pipeline_notes import PipelineNotes
 
 __all__ = ["SETTINGS_EPILOG", "Chosen", "key_and_value", "pipeline_options"]
 
@@ -190,15 +190,15 @@ class Chosen:
         return load_settings(self.file, said, noted=noted)
 
     @property
-    def known(self) -> KnownPipeline | None:
+    def known(self) -> PipelineNotes | None:
         """What was noted at the pipeline's last start. None with a file, which has all settings."""
-        from walflow.pipeline.state.pipeline_notes import read_known
+        from walflow.pipeline.state.pipeline_notes import read_notes
 
         if self.file is not None:
             return None
         # Only the name and the folder are needed; source and destination are not known yet.
         asked = self._load(_NO_ENDS)
-        found = read_known(asked.log_folder)
+        found = read_notes(asked.log_folder)
         is_named = "name" in asked.model_fields_set
         if found is None or (is_named and found.name != asked.name):
             return None

@@ -108,13 +108,21 @@ def _ask(
 ) -> int:
     from walflow.cli.open_store import opened_store
     from walflow.cli.table_names import find_table
+    from walflow.errors import ConfigError
     from walflow.model import Phase
     from walflow.stores.base import Action
+    from walflow.stores.own import takes_requests
 
     if not tables and not all_errored:
         listed = chosen.found_again("they are listed by `walflow status`")
         raise click.UsageError(f"Name at least one table; {listed}")
     with opened_store(chosen.store_settings()) as store:
+        if not takes_requests(store):
+            raise ConfigError(
+                "The pipeline's store keeps no requests of other processes.",
+                hint="Give it the calls of walflow.stores.base.RequestStore, or ask in the "
+                f"pipeline's own process: Pipeline.{verb}(table).",
+            )
         store.load_table_replication_states()
         states = store.get_table_replication_states().values()
         if all_errored:

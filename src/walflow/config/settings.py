@@ -53,6 +53,8 @@ __all__ = [
 
 
 CUTS_FILE = "cuts.db"
+LEASE_FILE = "lease.json"
+"""In the log's folder, if the store keeps no leases."""
 
 
 def _without_secrets(values: Mapping[str, str]) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Metrics:
         )
         self.batch_send_duration = histogram(
             "batch_items_send_duration_seconds",
-            "How long the destination took to write one round of a table's changes.",
+            "How long the destination took to write one batch of a table's changes.",
             _SEND_SECONDS,
             "table",
         )
@@ -97,7 +97,7 @@ class Metrics:
         )
         self.schema_changes = counter(
             "ddl_schema_changes_total",
-            "Changes of a table's form that its table in the destination was brought after.",
+            "Changes of a table's schema that the destination's table has followed.",
             "table",
         )
         self.status_updates = counter(

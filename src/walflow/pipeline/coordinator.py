@@ -19,6 +19,7 @@ from walflow.pipeline.apply.applier import ApplyProgress
 from walflow.pipeline.capture.intake import Intake
 from walflow.pipeline.publication.reconciler import PublicationReconciler
 from walflow.pipeline.requests import Requests
+from walflow.pipeline.retrying import call_again
 from walflow.pipeline.run import PipelineRun
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import TableState
@@ -220,25 +221,22 @@ class Coordinator:
             )
 
     def _when_source_is_there(self, work: Callable[[], None]) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, SourceError) and error.retry
-            ),
-            stop=tenacity.stop_when_event_set(self._run.end.asked),
+        call_again(
+            work,
+            stop=self._run.end.asked,
+            can_retry=lambda error: isinstance(error, SourceError) and error.retry,
             wait=tenacity.wait_exponential(0.5, 30) + tenacity.wait_random(0, 0.5),
-            sleep=self._sleep,
-            before_sleep=_tell,
-            reraise=True,
+            tell=_tell,
         )
-        retrying(work)
-
-    def _sleep(self, seconds: float) -> None:
-        self._run.end.asked.wait(seconds)
 
 
-def _tell(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome is not None else None
-    _logger.warning("the source cannot be read; trying again", error=str(error))
+def _tell(error: BaseException, attempt: int, seconds: float) -> None:
+    _logger.warning(
+        "the source cannot be read; trying again",
+        error=str(error),
+        attempt=attempt,
+        seconds=round(seconds, 1),
+    )
 
 
 def _is_given_up(state: TableState) -> bool:

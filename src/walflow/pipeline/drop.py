@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from walflow.changelog.identity import HEAD
 from walflow.changelog.removing import own_log, remove_log
 from walflow.config import Settings
+from walflow.config.settings import LEASE_FILE
 from walflow.destinations import is_web, open_destination, open_without_spark
 from walflow.destinations.base import Destination
 from walflow.errors import DestinationForeign, SourceError
@@ -27,11 +28,11 @@ from walflow.model import TableName, TableSchema, quote_identifier
 from walflow.paths import is_there
 from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.state.pipeline_notes import (
-    KnownPipeline,
-    forget,
+    PipelineNotes,
     pipelines_on_this_machine,
-    read_known,
-    settled,
+    read_notes,
+    remove_notes,
+    with_chosen_publication,
 )
 from walflow.source.catalog.publication import (
     drop_publication,
@@ -131,7 +132,7 @@ def find_remains(
     with connect(uri, application_name=_application(settings)) as connection:
         server = read_server(connection)
         slot = read_slot(connection, settings.slot)
-        publication = settled(connection, settings, begun=known).publication
+        publication = with_chosen_publication(connection, settings, begun=known).publication
         made = made_by_walflow(connection, publication, settings.name)
         system = f"{server.system_identifier}/{server.database}"
         others = {
@@ -155,7 +156,7 @@ def find_remains(
     return replace(found, others=bool(found) and not keep_tables)
 
 
-def _pipeline_of(slot: str, known: Mapping[str, KnownPipeline]) -> str:
+def _pipeline_of(slot: str, known: Mapping[str, PipelineNotes]) -> str:
     """Whose slot it is: as was noted, or by the name that walflow gives slots; empty: that of a
     subscription, say, which would never drop the publication."""
     if slot in known:
@@ -198,7 +199,7 @@ def _tables(
 def drop_sql(settings: Settings) -> tuple[str, ...]:
     """What is left to be run by hand on a source that was skipped."""
     slot = settings.slot.replace("'", "''")
-    known = read_known(settings.log_folder)
+    known = read_notes(settings.log_folder)
     publication = settings.source.publication or (known and known.publication)
     return (
         f"SELECT pg_drop_replication_slot('{slot}');",
@@ -256,7 +257,8 @@ def remove_leftovers(settings: Settings) -> None:
     must be closed."""
     file = settings.log_folder / STATE_FILE
     if is_there(settings.log_folder) and not is_there(settings.log_folder / HEAD):
-        forget(settings.log_folder)
+        remove_notes(settings.log_folder)
+        (settings.log_folder / LEASE_FILE).unlink(missing_ok=True)
     if settings.store.uri is None and is_there(file) and _is_empty(file):
         for suffix in ("-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import structlog
 
 from walflow.changelog.removing import remove_log
 from walflow.config import Settings
-from walflow.pipeline.state.pipeline_notes import forget
+from walflow.pipeline.state.pipeline_notes import remove_notes
 from walflow.source.catalog.publication import drop_publication
 from walflow.source.connection import connect
 from walflow.source.stream.slots import drop_slot
@@ -45,4 +45,4 @@ class Made:
         if self.log:
             remove_log(settings.log_folder, settings.name)
         if self.notes:
-            forget(settings.log_folder)
+            remove_notes(settings.log_folder)

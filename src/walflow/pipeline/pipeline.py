@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import structlog
+import tenacity
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
@@ -43,11 +44,12 @@ from walflow.pipeline.drop import remove_leftovers
 from walflow.pipeline.first_start import Made
 from walflow.pipeline.publication.comparison import followed_publications
 from walflow.pipeline.publication.published import Published
+from walflow.pipeline.retrying import call_again
 from walflow.pipeline.run import PipelineEnd, PipelineRun
 from walflow.pipeline.state.held_store import held_store
 from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.pipeline.state.phases import FOLLOWED
-from walflow.pipeline.state.pipeline_notes import remember, settled, stopped
+from walflow.pipeline.state.pipeline_notes import note_stop, with_chosen_publication, write_notes
 from walflow.pipeline.state.retries import Retries
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import Tables
@@ -67,7 +69,8 @@ from walflow.spark.jars import telling_of_jars
 from walflow.spark.session import check_given
 from walflow.states import stands_at
 from walflow.stores import open_store, state_file, state_file_is_there
-from walflow.stores.base import Action, Report, Request, Store
+from walflow.stores.base import Action, BasicStore, Report, Request, Store
+from walflow.stores.own import check_calls, completed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +112,7 @@ class Pipeline:
     def __init__(
         self,
         config: Settings | Mapping[str, Any],
-        store: Store | None = None,
+        store: BasicStore | None = None,
         destination: Destination | BasicDestination | None = None,
         *,
         spark: SparkSession | None = None,
@@ -127,11 +130,13 @@ class Pipeline:
         settings = config if isinstance(config, Settings) else _settings(config, destination)
         self._given_spark = spark
         self._given_destination = None if destination is None else adapted(destination)
-        self._given_store = store
+        self._given_store = None if store is None else check_calls(store)
         self.settings = settings
         self.stage = "waiting to start"
         """What the start is busy with, for people to read."""
-        self._metrics: PipelineMetrics = (metrics or Metrics()).pipeline(settings.name)
+        self._metrics: PipelineMetrics = (Metrics() if metrics is None else metrics).pipeline(
+            settings.name
+        )
         self._uri = settings.source.uri.get_secret_value()
         self._application = f"walflow {settings.name}"
         self._debug = debug
@@ -201,7 +206,7 @@ class Pipeline:
         )
         self._opened["change log"] = self._log.close
         source = f"{identity.system_id}/{found.server.database}"
-        self._made.notes = remember(settings, source)
+        self._made.notes = write_notes(settings, source)
         if confirmed is not None and self._begun and not self._resyncs:
             lost = slot_loss(found.slot, self._log.end)
             if lost is not None:
@@ -241,8 +246,10 @@ class Pipeline:
 
     def _open_store(self) -> None:
         settings = self.settings
-        store = self._given_store or open_store(settings)
-        if self._given_store is None:
+        if self._given_store is not None:
+            store = completed(self._given_store, settings.name, settings.log_folder)
+        else:
+            store = open_store(settings)
             self._opened["store"] = store.close
         self._lease = LeaseKeeper(store, self._report, self._end.fail, timing=self._timing)
         self._lease.acquire(self._end.asked.is_set)
@@ -275,22 +282,21 @@ class Pipeline:
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
         """Ask again while a table is locked, as when a large one is rewritten, or while one is
         altered."""
-        while True:
-            try:
-                return look()
-            except PublicationChanged as error:
-                _logger.warning("looking at the tables again", error=str(error))
-                if self._end.asked.wait(_LOOK_AGAIN_SECONDS):
-                    raise Stopped("told to stop while looking at the tables") from error
-            except TableLocked as error:
-                _logger.warning("waiting for a lock to go", error=str(error), hint=error.hint)
-                if self._end.asked.wait(_LOCKED_SECONDS):
-                    raise Stopped("told to stop while waiting for a lock") from error
+        try:
+            return call_again(
+                look,
+                stop=self._end.asked,
+                can_retry=lambda error: isinstance(error, PublicationChanged | TableLocked),
+                wait=_until_unlocked,
+                tell=_tell_of_lock,
+            )
+        except (PublicationChanged, TableLocked) as error:
+            raise Stopped("told to stop while looking at the tables") from error
 
     def _preflight(self) -> Preflight:
         source = self.settings.source
         with connect(self._uri, application_name=self._application) as connection:
-            self.settings = settled(connection, self.settings, begun=self._begun)
+            self.settings = with_chosen_publication(connection, self.settings, begun=self._begun)
             found = preflight(
                 connection,
                 publication=self.settings.publication,
@@ -498,7 +504,7 @@ class Pipeline:
         self._let_go(error)
         # Only the list of pipelines tells it.
         with suppress(LogError):
-            stopped(self.settings.log_folder)
+            note_stop(self.settings.log_folder)
         if error is None:
             self._metrics.stopped()
         else:
@@ -541,6 +547,19 @@ class Pipeline:
                 self._end.fail(error)
         finally:
             self._end.asked.set()
+
+
+def _until_unlocked(state: tenacity.RetryCallState) -> float:
+    locked = state.outcome is not None and isinstance(state.outcome.exception(), TableLocked)
+    return _LOCKED_SECONDS if locked else _LOOK_AGAIN_SECONDS
+
+
+def _tell_of_lock(error: BaseException, attempt: int, seconds: float) -> None:
+    _logger.warning(
+        "the tables cannot be looked at yet; trying again",
+        error=str(error),
+        hint=error.hint if isinstance(error, WalflowError) else None,
+    )
 
 
 def _settings(

@@ -45,7 +45,7 @@ class Refused:
 class Retry:
     """The table was set aside, and goes on where it failed."""
 
-    mended: bool = False
+    resolved: bool = False
     """The cause is known to be gone."""
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 import structlog
 
-from walflow.changelog import Segment
+from walflow.changelog import FinishedCopy, Segment
 from walflow.errors import RequestRefused, Stopped, WalflowError
 from walflow.evolution import NotFollowed
 from walflow.failpoints import failpoint
@@ -23,7 +23,7 @@ from walflow.pasting import command_for
 from walflow.pipeline.apply.applier import ApplyProgress, SeenSchema, TableApplier
 from walflow.pipeline.publication.comparison import check_rivals
 from walflow.pipeline.state.phases import COPYING, FOLLOWED
-from walflow.pipeline.state.retries import is_of_the_source
+from walflow.pipeline.state.retries import Postponed, is_of_the_source, next_pause
 from walflow.pipeline.state.table_states import TableState
 from walflow.pipeline.table_events import (
     Asked,
@@ -33,11 +33,6 @@ from walflow.pipeline.table_events import (
     Renamed,
     Retry,
     SnapshotPassed,
-)
-from walflow.pipeline.table_sync.table_copy import FinishedCopy
-from walflow.pipeline.table_sync.table_sync import (
-    Postponed,
-    next_pause,
 )
 from walflow.pipeline.table_work import TableWork
 from walflow.states import RetryKind, stands_at
@@ -444,9 +439,9 @@ class TableWorker:
                 self._work.tables.rename(self.oid, name, destination)
             case Refused(error):
                 self._set_aside(error)
-            case Retry(mended):
+            case Retry(resolved):
                 if self._known().set_aside is not None:
-                    self._work.tables.retry(self.oid, mended=mended)
+                    self._work.tables.retry(self.oid, resolved=resolved)
             case SnapshotPassed():
                 if self._known().phase is Phase.SYNC_WAIT:
                     self._work.tables.move(self.oid, Phase.CATCHUP)
@@ -528,12 +523,16 @@ class TableWorker:
         with self._lock:
             self._held = True
         *earlier, now = map(stands_at, tables.history(self.oid))
-        leaves_copy = earlier and earlier[-1] in FOLLOWED and now in COPYING
-        if leaves_copy and not self._work.batches.destination.capabilities.keeps_position:
-            # Nobody knows how much of the copy the destination's table has got.
+        # It is not known how much of a copy the destination's table has got.
+        keeps_position = self._work.batches.destination.capabilities.keeps_position
+        unsure = now in COPYING and not keeps_position
+        if unsure and earlier and earlier[-1] in FOLLOWED:
             after = tables.start_over(self.oid)
         else:
             after = tables.roll_back(self.oid)
+            if unsure and stands_at(after) in FOLLOWED:
+                # A store without histories says it only now.
+                after = tables.start_over(self.oid)
         if after.phase is Phase.ERRORED:
             return f"{state.name} is set aside again, as it was before"
         return f"{state.name} went back from {state.phase} to {after.phase}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from walflow.errors import BadUri, ConfigError, StoreError
+from walflow.errors import BadUri, StoreError
 from walflow.paths import is_foreign_path
 from walflow.plugins import PYTHON, installed, load_object, made
 from walflow.stores.base import Store
@@ -74,7 +74,9 @@ def is_own_store(settings: Settings) -> bool:
 
 
 def _own_store(uri: str, settings: Settings) -> Store | None:
-    """A store of the user's, for the pipeline of that name."""
+    """A store of the user's, for the pipeline of that name, with what it lacks."""
+    from walflow.stores.own import check_calls, completed
+
     kind = uri.partition(":")[0]
     if kind == PYTHON:
         store = made(load_object(uri), "The store", settings.name, options={})
@@ -82,12 +84,8 @@ def _own_store(uri: str, settings: Settings) -> Store | None:
         store = made(factory, "The store", settings.name, uri, options={})
     else:
         return None
-    if not isinstance(store, Store):
-        raise ConfigError(
-            f"What store.uri names is not a store: {type(store).__name__} lacks some of its calls.",
-            hint="walflow.testing.stores.StoreContract tells which.",
-        )
-    return store
+    store = check_calls(store)
+    return completed(store, settings.name, settings.log_folder)
 
 
 def state_file(settings: Settings) -> Path | None:

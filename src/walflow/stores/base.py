@@ -1,9 +1,12 @@
 """What a store is: the memory of one pipeline.
 
-The small protocols say what each part keeps; ``Store`` is all of them. A store is opened for one
-pipeline and never sees another's entries, wherever they are kept. Tables go by their oid in the
-source. Reads come from a cache that the ``load_…`` calls fill, writes reach the persistent side
-first: what a write returned from survives the process. All calls may come from several threads.
+The small protocols say what each part keeps. A store of one's own needs those of ``BasicStore``;
+``Store`` is all that a pipeline uses, and ``walflow.stores.own`` has defaults for the rest.
+
+A store is opened for one pipeline and never sees another's entries, wherever they are kept. Tables
+go by their oid in the source. Reads come from a cache that the ``load_…`` calls fill. Writes reach
+the persistent side first: what a write returned from survives the process. All calls may come from
+several threads.
 
 Leases and requests are for several processes, and so are never cached.
 """
@@ -15,13 +18,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self
 
 from walflow.model import Lsn, TableName, TableSchema
 from walflow.states import TableReplicationState
 
 __all__ = [
     "Action",
+    "BasicStore",
     "CleanupStore",
     "Holder",
     "Lease",
@@ -36,19 +40,19 @@ __all__ = [
 
 
 class SchemaStore(Protocol):
-    """The forms that tables have had, each from a log position (its ``version``) on."""
+    """The schemas that tables have had, each from a log position (its ``version``) on."""
 
     def get_table_schema(self, table: int, at: Lsn | None = None) -> TableSchema | None:
-        """The newest form; at a position: the one with the largest version not after it."""
+        """The newest schema; at a position: the one with the largest version not after it."""
 
     def get_table_schemas(self) -> list[TableSchema]:
-        """The newest form of every table."""
+        """The newest schema of every table."""
 
     def load_table_schemas(self) -> int:
-        """Fill the cache anew; returns how many forms there are."""
+        """Fill the cache anew; returns how many schemas there are."""
 
     def store_table_schema(self, schema: TableSchema) -> None:
-        """Keep a form; one of the same table and version is replaced."""
+        """Keep a schema; one of the same table and version is replaced."""
 
 
 class StateStore(Protocol):
@@ -68,16 +72,9 @@ class StateStore(Protocol):
         not history); any other is added to the history.
         """
 
-    def update_table_replication_states(self, states: Mapping[int, TableReplicationState]) -> None:
-        """The same for several tables, all or none."""
-
     def rollback_table_replication_state(self, table: int) -> TableReplicationState:
         """Drop the current state, and return the one before, which is then the current one.
         Raises NothingToRollBack, and changes nothing, if there is none before."""
-
-    def get_table_replication_history(self, table: int) -> list[TableReplicationState]:
-        """All states, the current one last; empty for an unknown table. Read from the persistent
-        side. A store may forget the oldest of more than a hundred."""
 
     def get_table_mapping(self, table: int) -> TableName | None:
         """The destination's name for the table."""
@@ -91,7 +88,11 @@ class StateStore(Protocol):
 
 class CleanupStore(Protocol):
     def cleanup_table_state(self, table: int) -> None:
-        """Forget a table: states, history, forms, mapping. Repeats safely."""
+        """Forget a table: states, history, schemas, mapping. Repeats safely."""
+
+
+class BasicStore(SchemaStore, StateStore, CleanupStore, Protocol):
+    """What a store of one's own must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,31 +123,6 @@ class Report:
     batches: Mapping[str, int] = field(default_factory=dict)
     """How many were written since the start, by the destination's engine."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "wal_end": int(self.wal_end),
-            "log_end": int(self.log_end),
-            "applied": int(self.applied),
-            "lag_seconds": self.lag_seconds,
-            "at": self.at,
-            "routed": int(self.routed),
-            "behind": {str(oid): int(position) for oid, position in self.behind.items()},
-            "batches": dict(self.batches),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(
-            Lsn(raw["wal_end"]),
-            Lsn(raw["log_end"]),
-            Lsn(raw["applied"]),
-            raw["lag_seconds"],
-            raw["at"],
-            Lsn(raw.get("routed", 0)),
-            {int(oid): Lsn(position) for oid, position in raw.get("behind", {}).items()},
-            raw.get("batches", {}),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -157,7 +133,11 @@ class Lease:
 
 
 class LeaseStore(Protocol):
-    """One process at a time runs a pipeline. A process that dies loses its lease by time."""
+    """One process at a time runs a pipeline. A process that dies loses its lease by time.
+
+    Look and take in one step (one statement, one transaction with a lock, one script), by the
+    store's own clock: of several processes that ask at the same moment, exactly one gets it.
+    """
 
     def acquire_lease(self, holder: Holder, seconds: float) -> None:
         """Take the pipeline, or keep it. Raises PipelineInUse, which names the holder, while
@@ -212,9 +192,15 @@ class RequestStore(Protocol):
     def get_request(self, id: str) -> Request | None: ...
 
 
-@runtime_checkable
-class Store(SchemaStore, StateStore, CleanupStore, LeaseStore, RequestStore, Protocol):
+class Store(BasicStore, LeaseStore, RequestStore, Protocol):
     """All that a pipeline remembers."""
+
+    def update_table_replication_states(self, states: Mapping[int, TableReplicationState]) -> None:
+        """``update_table_replication_state`` of several tables, all or none."""
+
+    def get_table_replication_history(self, table: int) -> list[TableReplicationState]:
+        """All states, the current one last; empty for an unknown table. Read from the persistent
+        side. A store may forget the oldest of more than a hundred."""
 
     def drop(self) -> None:
         """Forget the pipeline: all of its entries, and nothing of any other's."""

@@ -1,8 +1,9 @@
 """Getters that read a cache, writes that reach the persistent side first: once for all stores.
 
 A store derives from ``CachedStore``, and says how entries are read and written where they last:
-``read_…``, ``write_…``, ``roll_back``, ``forget_…``, ``get_table_replication_history``, and the
-calls for leases and requests, which are never cached. What writes is called one at a time.
+``read_…``, ``write_…``, ``roll_back`` and ``forget_table``. What a ``Store`` has beside that, the
+derived class adds, or else defaults do (``walflow.stores.own``). What writes is called one at a
+time.
 The cache's dictionaries are replaced, never changed, so getters need no lock; a write and its
 place in the cache are one step, so that the cache never shows an older write last. A write that
 fails leaves the cache as it was.
@@ -38,15 +39,15 @@ class CachedStore(ABC):
         self.load_table_replication_states()
         self.load_table_mappings()
 
-    # -- forms --------------------------------------------------------------------------------
+    # -- schemas ------------------------------------------------------------------------------
 
     def get_table_schema(self, table: int, at: Lsn | None = None) -> TableSchema | None:
-        forms = self._schemas.get(table, {})
-        version = max((v for v in forms if at is None or v <= at), default=None)
-        return None if version is None else forms[version]
+        versions = self._schemas.get(table, {})
+        version = max((v for v in versions if at is None or v <= at), default=None)
+        return None if version is None else versions[version]
 
     def get_table_schemas(self) -> list[TableSchema]:
-        return [forms[max(forms)] for forms in self._schemas.values()]
+        return [versions[max(versions)] for versions in self._schemas.values()]
 
     def load_table_schemas(self) -> int:
         with self._write_lock:
@@ -59,8 +60,8 @@ class CachedStore(ABC):
     def store_table_schema(self, schema: TableSchema) -> None:
         with self._write_lock:
             self.write_schema(schema)
-            forms = {**self._schemas.get(schema.oid, {}), schema.version: schema}
-            self._schemas = {**self._schemas, schema.oid: forms}
+            versions = {**self._schemas.get(schema.oid, {}), schema.version: schema}
+            self._schemas = {**self._schemas, schema.oid: versions}
 
     # -- states -------------------------------------------------------------------------------
 
@@ -90,9 +91,6 @@ class CachedStore(ABC):
             state = self.roll_back(table)
             self._states = {**self._states, table: state}
         return state
-
-    @abstractmethod
-    def get_table_replication_history(self, table: int) -> list[TableReplicationState]: ...
 
     # -- mappings -----------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class CachedStore(ABC):
 
     @abstractmethod
     def read_schemas(self) -> Iterable[TableSchema]:
-        """All forms of all tables."""
+        """All schemas of all tables."""
 
     @abstractmethod
     def write_schema(self, schema: TableSchema) -> None:
@@ -161,6 +159,8 @@ class CachedStore(ABC):
     def forget_table(self, table: int) -> None:
         """Remove its schemas, states and mapping. Repeats safely."""
 
-    @abstractmethod
     def forget_pipeline(self) -> None:
         """Remove all of this pipeline, its lease and requests too, and nothing of another's."""
+        self.load()
+        for table in {*self._schemas, *self._states, *self._mappings}:
+            self.forget_table(table)

@@ -50,7 +50,7 @@ class MemoryStore(CachedStore):
     def __init__(self, pipeline: str, shared: Memory | None = None) -> None:
         super().__init__()
         self._pipeline = pipeline
-        self._memory = shared or Memory()
+        self._memory = Memory() if shared is None else shared
         self.load()
 
     @property

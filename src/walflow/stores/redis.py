@@ -6,15 +6,17 @@ the server: an append-only file makes it survive the server's restart.
 
 from __future__ import annotations
 
+import functools
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from walflow.model import TableName, TableSchema
+from walflow.serialization import from_dict, from_json, to_json
 from walflow.states import TableReplicationState
 from walflow.stores import redis_scripts as scripts
-from walflow.stores.base import Action, Holder, Lease, Report, Request
+from walflow.stores.base import Holder, Lease, Report, Request
 from walflow.stores.cached import CachedStore
 from walflow.stores.redis_connection import RedisConnection
 from walflow.stores.refusals import lease_lost, nothing_to_roll_back, pipeline_in_use
@@ -63,11 +65,11 @@ class RedisStore(CachedStore):
         return [self._understood(_state, line) for line in lines]
 
     def read_schemas(self) -> Iterable[TableSchema]:
-        return [self._understood(_schema, form) for form in self._all(self._keys.schemas).values()]
+        return [self._record(TableSchema, text) for text in self._all(self._keys.schemas).values()]
 
     def write_schema(self, schema: TableSchema) -> None:
         field = f"{schema.oid}:{int(schema.version)}"
-        self._put(self._keys.schemas, field, json.dumps(schema.to_dict()))
+        self._put(self._keys.schemas, field, to_json(schema).decode())
 
     def read_states(self) -> Mapping[int, TableReplicationState]:
         return self._all_by_table(self._keys.states, _state)
@@ -84,11 +86,10 @@ class RedisStore(CachedStore):
         return self._understood(_state, line)
 
     def read_mappings(self) -> Mapping[int, TableName]:
-        return self._all_by_table(self._keys.mappings, _mapping)
+        return self._all_by_table(self._keys.mappings, functools.partial(from_json, TableName))
 
     def write_mapping(self, table: int, destination: TableName) -> None:
-        name = json.dumps({"schema": destination.schema, "name": destination.name})
-        self._put(self._keys.mappings, str(table), name)
+        self._put(self._keys.mappings, str(table), to_json(destination).decode())
 
     def forget_table(self, table: int) -> None:
         keys = [*self._keys.of_states, self._keys.mappings, self._keys.schemas]
@@ -117,12 +118,12 @@ class RedisStore(CachedStore):
             scripts.ACQUIRE_LEASE,
             self._keys.of_lease,
             holder.id,
-            _holder_text(holder),
+            to_json(holder).decode(),
             _ms(seconds),
         )
         if held is not None:
             by, milliseconds_left = held
-            other = self._understood(_holder, by)
+            other = self._record(Holder, by)
             raise pipeline_in_use(self._pipeline, other, int(milliseconds_left) / 1000)
 
     def renew_lease(self, holder: Holder, seconds: float, report: Report | None = None) -> None:
@@ -130,12 +131,12 @@ class RedisStore(CachedStore):
             scripts.RENEW_LEASE,
             self._keys.of_lease,
             holder.id,
-            _holder_text(holder),
+            to_json(holder).decode(),
             _ms(seconds),
-            *([] if report is None else [json.dumps(report.to_dict())]),
+            *([] if report is None else [to_json(report).decode()]),
         )
         if taken_by is not None:
-            other = self._understood(_holder, taken_by) if taken_by else None
+            other = self._record(Holder, taken_by) if taken_by else None
             raise lease_lost(self._pipeline, other)
 
     def release_lease(self, holder: Holder) -> None:
@@ -147,16 +148,16 @@ class RedisStore(CachedStore):
             return None
         seconds, microseconds = now
         return Lease(
-            self._understood(_holder, lease["holder"]),
+            self._record(Holder, lease["holder"]),
             int(lease["ends"]) / 1000 - (seconds + microseconds / 1_000_000),
-            self._understood(_report, lease["report"]) if "report" in lease else None,
+            self._record(Report, lease["report"]) if "report" in lease else None,
         )
 
     # -- requests -----------------------------------------------------------------------------
 
     def put_request(self, request: Request) -> None:
         self._server.run(
-            scripts.PUT_REQUEST, self._keys.of_requests, request.id, _request_text(request)
+            scripts.PUT_REQUEST, self._keys.of_requests, request.id, to_json(request).decode()
         )
 
     def open_requests(self) -> list[Request]:
@@ -174,11 +175,14 @@ class RedisStore(CachedStore):
         text = waiting or finished
         return None if text is None else self._understood(_request, text)
 
+    def _record(self, kind: type[_Value], text: str) -> _Value:
+        return self._understood(functools.partial(from_json, kind), text)
+
     def _understood(self, read: Callable[[str], _Value], text: str) -> _Value:
         try:
             return read(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._server.foreign(f"{text[:200]!r} ({error!r})") from error
+        except (ValueError, TypeError) as error:
+            raise self._server.foreign(f"{text[:200]!r} ({error})") from error
 
 
 # A state is one line: what makes it the same entry of the history (phase and time), which the
@@ -186,60 +190,19 @@ class RedisStore(CachedStore):
 
 
 def _state_line(state: TableReplicationState) -> str:
-    return f"{state.phase} {float(state.since)!r} {json.dumps(state.to_dict())}"
+    return f"{state.phase} {float(state.since)!r} {to_json(state).decode()}"
 
 
 def _state(line: str) -> TableReplicationState:
     _, _, text = line.split(" ", 2)
-    return TableReplicationState.from_dict(json.loads(text))
-
-
-def _schema(text: str) -> TableSchema:
-    return TableSchema.from_dict(json.loads(text))
-
-
-def _mapping(text: str) -> TableName:
-    raw = json.loads(text)
-    return TableName(raw["schema"], raw["name"])
+    return from_json(TableReplicationState, text)
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _holder_text(holder: Holder) -> str:
-    return json.dumps({"id": holder.id, "host": holder.host, "pid": holder.pid})
-
-
-def _holder(text: str) -> Holder:
-    raw = json.loads(text)
-    return Holder(raw["id"], raw["host"], raw["pid"])
-
-
-def _report(text: str) -> Report:
-    return Report.from_dict(json.loads(text))
-
-
-def _request_text(request: Request) -> str:
-    return json.dumps(
-        {
-            "id": request.id,
-            "schema": request.table.schema,
-            "table": request.table.name,
-            "action": request.action.value,
-            "asked": request.asked,
-        }
-    )
-
-
 def _request(text: str) -> Request:
     """With what came of it on a second line, once it is finished."""
     asked, _, came = text.partition("\n")
-    raw = json.loads(asked)
-    return Request(
-        raw["id"],
-        TableName(raw["schema"], raw["table"]),
-        Action(raw["action"]),
-        raw["asked"],
-        **(json.loads(came) if came else {}),
-    )
+    return from_dict(Request, {**json.loads(asked), **(json.loads(came) if came else {})})

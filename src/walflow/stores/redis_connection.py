@@ -3,11 +3,11 @@ wrong becomes an error of ours, without the password."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import structlog
+import tenacity
 
 from walflow.errors import BadUri, ConfigError, StoreError, StoreForeign
 from walflow.redaction import MASK, redacted
@@ -15,7 +15,7 @@ from walflow.stores.redis_scripts import FOREIGN
 
 try:
     import redis
-    from redis.backoff import EqualJitterBackoff, NoBackoff
+    from redis.backoff import NoBackoff
     from redis.exceptions import (
         AuthenticationError,
         AuthorizationError,
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 _Answer = TypeVar("_Answer")
 
 _OPEN_SECONDS = 1.0
-"""How long a server that was never reached is tried: a wrong address should be told soon."""
+"""How long a server that was never reached is tried: a wrong address should be reported soon."""
 
 _PATIENCE_SECONDS = 5.0
 """How long a server that was there is tried again: it restarts in this time."""
@@ -82,15 +82,19 @@ class RedisConnection:
     ) -> _Answer:
         """The answer, asked for again while the server cannot be reached, until the patience (in
         seconds) ends."""
-        deadline = time.monotonic() + patience
-
-        def give_up_in_time(error: Exception) -> None:
-            if _is_refused_login(error) or time.monotonic() > deadline:
-                raise error
-
-        retry = Retry(EqualJitterBackoff(cap=0.5, base=0.02), -1, (ConnectionError, TimeoutError))
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda error: (
+                    isinstance(error, ConnectionError | TimeoutError)
+                    and not _is_refused_login(error)
+                )
+            ),
+            stop=tenacity.stop_after_delay(patience),
+            wait=tenacity.wait_random_exponential(0.02, 0.5),
+            reraise=True,
+        )
         try:
-            return retry.call_with_retry(lambda: question(self._client), give_up_in_time)
+            return retrying(question, self._client)
         except (RedisError, UnicodeDecodeError) as error:
             self._fail(error)
 
@@ -166,7 +170,7 @@ class RedisConnection:
         raise StoreError(message) from None
 
 
-def _is_refused_login(error: Exception) -> bool:
+def _is_refused_login(error: BaseException) -> bool:
     return isinstance(error, AuthenticationError | AuthorizationError)
 
 

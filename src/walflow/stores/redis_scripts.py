@@ -27,7 +27,7 @@ __all__ = [
     "Keys",
 ]
 
-FORMAT = "1"
+FORMAT = "2"
 """How the entries are written. A store of another format is left alone."""
 
 FOREIGN = "WALFLOWFORMAT"
@@ -51,7 +51,7 @@ class Keys:
     rolled_back: str
     """Hash: a table's oid, which call rolled it back last; until its next move."""
     schemas: str
-    """Hash: oid and version of a table's form, the form."""
+    """Hash: oid and version of a table's schema, the schema."""
     mappings: str
     """Hash: a table's oid, its name in the destination."""
     lease: str

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from walflow.errors import StoreForeign
 from walflow.model import TableName, TableSchema
+from walflow.serialization import from_dict, to_dict
 from walflow.states import TableReplicationState
 from walflow.stores.cached import HISTORY_LENGTH, CachedStore
 from walflow.stores.refusals import nothing_to_roll_back
 from walflow.stores.sql_database import Database
 from walflow.stores.sql_leases import SqlLeases, SqlRequests
 from walflow.stores.sql_migration import migrate
-from walflow.stores.sql_tables import ALL, forms, mappings, states
+from walflow.stores.sql_tables import ALL, mappings, schemas, states
 
 __all__ = ["SqlStore"]
 
-T = TypeVar("T")
+_Record = TypeVar("_Record")
 
 
 class SqlStore(CachedStore, SqlLeases, SqlRequests):
@@ -48,12 +49,12 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             rows = connection.scalars(
                 sa.select(states.c.state).where(*self._of(states, table)).order_by(states.c.number)
             ).all()
-        return [self._decoded(TableReplicationState.from_dict, raw) for raw in rows]
+        return [self._decoded(TableReplicationState, raw) for raw in rows]
 
     def read_states(self) -> Mapping[int, TableReplicationState]:
         with self._db.reading("read the tables' states") as connection:
             rows = connection.execute(self._current(states.c.table_oid, states.c.state)).all()
-        return {table: self._decoded(TableReplicationState.from_dict, raw) for table, raw in rows}
+        return {table: self._decoded(TableReplicationState, raw) for table, raw in rows}
 
     def write_states(self, new: Mapping[int, TableReplicationState]) -> None:
         rows = [_state_row(self._pipeline, table, state) for table, state in new.items()]
@@ -105,7 +106,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
                     *self._of(states, table), states.c.number == newest[0].number
                 )
             )
-            return self._decoded(TableReplicationState.from_dict, newest[1].state)
+            return self._decoded(TableReplicationState, newest[1].state)
 
     def _current(self, *columns: sa.Column[Any], tables: list[int] | None = None) -> sa.Select[Any]:
         """Those columns of the current state of all tables, or of these."""
@@ -129,22 +130,22 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             .where(states.c.pipeline == self._pipeline)
         )
 
-    # -- forms and mappings -------------------------------------------------------------------
+    # -- schemas and mappings -----------------------------------------------------------------
 
     def read_schemas(self) -> Iterable[TableSchema]:
-        with self._db.reading("read the tables' forms") as connection:
+        with self._db.reading("read the tables' schemas") as connection:
             rows = connection.scalars(
-                sa.select(forms.c.form)
-                .where(forms.c.pipeline == self._pipeline)
-                .order_by(forms.c.table_oid, forms.c.version)
+                sa.select(schemas.c.schema)
+                .where(schemas.c.pipeline == self._pipeline)
+                .order_by(schemas.c.table_oid, schemas.c.version)
             ).all()
-        return [self._decoded(TableSchema.from_dict, raw) for raw in rows]
+        return [self._decoded(TableSchema, raw) for raw in rows]
 
     def write_schema(self, schema: TableSchema) -> None:
         self._put(
-            forms,
+            schemas,
             {"table_oid": schema.oid, "version": int(schema.version)},
-            {"form": schema.to_dict()},
+            {"schema": to_dict(schema)},
         )
 
     def read_mappings(self) -> Mapping[int, TableName]:
@@ -168,7 +169,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
     def forget_table(self, table: int) -> None:
         with self._db.writing("forget a table") as connection:
             self._db.lock(connection, self._pipeline)
-            for kept in (states, forms, mappings):
+            for kept in (states, schemas, mappings):
                 connection.execute(sa.delete(kept).where(*self._of(kept, table)))
 
     def forget_pipeline(self) -> None:
@@ -185,16 +186,16 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
     def _put(self, kept: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
         key = {"pipeline": self._pipeline, **key}
         insert = self._db.insert(kept).values(**key, **values)
-        with self._db.writing("keep a table's form or mapping") as connection:
+        with self._db.writing("keep a table's schema or mapping") as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
 
-    def _decoded(self, decode: Callable[[Any], T], raw: Any) -> T:
+    def _decoded(self, kind: type[_Record], raw: Any) -> _Record:
         try:
-            return decode(raw)
-        except (KeyError, ValueError, TypeError) as error:
+            return from_dict(kind, raw)
+        except ValueError as error:
             raise StoreForeign(
                 f"the store {self._db.where} has an entry of the pipeline {self._pipeline} that "
-                f"this version of walflow cannot read ({error!r})",
+                f"this version of walflow cannot read: {error}",
                 hint="Upgrade walflow, if a newer one wrote it.",
             ) from error
 
@@ -206,7 +207,7 @@ def _state_row(pipeline: str, table: int, state: TableReplicationState) -> dict[
         "phase": state.phase.value,
         "since": state.since,
         "position": int(state.position),
-        "state": state.to_dict(),
+        "state": to_dict(state),
     }
 
 

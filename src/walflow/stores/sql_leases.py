@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from walflow.model import TableName
+from walflow.serialization import from_dict, to_dict
 from walflow.stores.base import Action, Holder, Lease, Report, Request
 from walflow.stores.refusals import lease_lost, pipeline_in_use
 from walflow.stores.sql_database import Database
@@ -52,7 +53,7 @@ class SqlLeases:
     def renew_lease(self, holder: Holder, seconds: float, report: Report | None = None) -> None:
         values: dict[str, Any] = {"expires": self._db.clock + seconds}
         if report is not None:
-            values["report"] = report.to_dict()
+            values["report"] = to_dict(report)
         renew = sa.update(leases).where(*self._held_by(holder)).values(values)
         with self._db.writing("renew the lease") as connection:
             if connection.execute(renew).rowcount == 0:
@@ -77,7 +78,7 @@ class SqlLeases:
         ).first()
         if row is None:
             return None
-        report = None if row.report is None else Report.from_dict(row.report)
+        report = None if row.report is None else from_dict(Report, row.report)
         return Lease(Holder(row.holder, row.host, row.pid), row.left, report)
 
 

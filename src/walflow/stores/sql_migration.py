@@ -22,7 +22,7 @@ _alembic = threading.Lock()
 def migrate(database: Database) -> None:
     """Make or change the tables, once, however many open the database at the same time.
 
-    All or nothing. Raises StoreForeign if a newer walflow, or something else, made them.
+    All or nothing. Raises StoreForeign if another walflow, or something else, made them.
     """
     with database.reading("be opened") as connection:
         if _version(database, connection) == HEAD:
@@ -63,9 +63,10 @@ def _version(database: Database, connection: sa.Connection) -> str | None:
     version = connection.scalar(sa.select(table.c.version_num))
     if version is not None and version not in REVISIONS:
         raise StoreForeign(
-            f"the store {database.where} has version {version}, made by a newer walflow: this one "
-            f"knows versions up to {HEAD}",
-            hint="Upgrade walflow (pip install --upgrade walflow), or name another store.",
+            f"the store {database.where} has version {version}, made by another walflow: this one "
+            f"knows {', '.join(REVISIONS)}",
+            hint="Use the version of walflow that made it (a newer one, perhaps: pip install "
+            "--upgrade walflow), or name another store.",
         )
     return version
 

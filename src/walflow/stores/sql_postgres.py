@@ -29,7 +29,7 @@ _DEFAULTS = {
 }
 
 _URI_HINT = (
-    "The form is postgresql://user:password@host:port/database. Characters such as @ : / ? # in "
+    "It is postgresql://user:password@host:port/database. Characters such as @ : / ? # in "
     "user name or password must be percent-encoded: @ is %40, : is %3A, / is %2F, # is %23."
 )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+import tenacity
 from sqlalchemy.dialects import sqlite
 
 from walflow.errors import StoreError, StoreForeign
@@ -100,15 +100,15 @@ def _prepare(driver: sqlite3.Connection, _record: object) -> None:
 
 def _use_wal(driver: sqlite3.Connection) -> None:
     # The file remembers it. SQLite does not wait here if another process is doing the same.
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            driver.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+        ),
+        stop=tenacity.stop_after_delay(_BUSY_SECONDS),
+        wait=tenacity.wait_fixed(0.01),
+        reraise=True,
+    )
+    retrying(driver.execute, "PRAGMA journal_mode = WAL")
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -1,6 +1,6 @@
 """The tables of a store in a database, as the newest migration leaves them.
 
-Every key begins with the pipeline. Forms and states are kept whole as JSON; columns beside it are
+Every key begins with the pipeline. Schemas and states are kept whole as JSON; columns beside it are
 those that someone would ask for by SQL. The schema that the tables are in is not named here: a
 connection has it in its ``schema_translate_map``.
 """
@@ -20,7 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["ALL", "forms", "leases", "mappings", "metadata", "requests", "states"]
+__all__ = ["ALL", "leases", "mappings", "metadata", "requests", "schemas", "states"]
 
 metadata = MetaData()
 
@@ -37,13 +37,13 @@ states = Table(
     Column("state", JSON, nullable=False),
 )
 
-forms = Table(
-    "table_forms",
+schemas = Table(
+    "table_schemas",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("table_oid", BigInteger, primary_key=True, autoincrement=False),
     Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("form", JSON, nullable=False),
+    Column("schema", JSON, nullable=False),
 )
 
 mappings = Table(
@@ -83,4 +83,4 @@ requests = Table(
     Index("requests_by_age", "pipeline", "asked"),
 )
 
-ALL = (states, forms, mappings, leases, requests)
+ALL = (states, schemas, mappings, leases, requests)

@@ -15,9 +15,26 @@ import pytest
 
 from walflow.errors import LeaseLost, PipelineInUse
 from walflow.model import Lsn, TableName
-from walflow.stores.base import Action, Holder, Report, Request, Store
+from walflow.stores.base import (
+    Action,
+    Holder,
+    LeaseStore,
+    Report,
+    Request,
+    RequestStore,
+    Store,
+)
+from walflow.stores.own import calls_of
 
-__all__ = ["LeaseContract", "RequestContract"]
+__all__ = [
+    "LEASES",
+    "REQUESTS",
+    "LeaseContract",
+    "OpenStores",
+    "RequestContract",
+    "has",
+    "needs",
+]
 
 _ONE = Holder("5d6e", "east.example", 4711)
 _TWO = Holder("77aa", "west.example", 4712)
@@ -28,24 +45,49 @@ _WAIT_SECONDS = 300.0
 """A bound for what hangs."""
 
 
+OpenStores = Callable[[str], Store]
+
+LEASES = calls_of(LeaseStore)
+REQUESTS = calls_of(RequestStore)
+
+
+def has(store: object, *calls: str) -> bool:
+    """Whether the store has these calls, which are optional."""
+    return all(hasattr(store, call) for call in calls)
+
+
+def needs(store: object, *calls: str) -> None:
+    """Skip the test if the store has none of these calls, which are optional."""
+    if not has(store, *calls):
+        pytest.skip(f"optional, and not in this store: {', '.join(calls)}")
+
+
 class LeaseContract:
     """One process at a time runs a pipeline."""
 
-    def test_a_lease_is_seen_by_all(self, opening: Callable[[str], Store], pipeline: str) -> None:
-        store, other = opening(pipeline), opening(pipeline)
+    @pytest.fixture
+    def opening_leases(self, opening: OpenStores) -> OpenStores:
+        return opening_with(opening, LEASES)
+
+    @pytest.fixture
+    def leases(self, opening_leases: OpenStores, pipeline: str) -> Store:
+        return opening_leases(pipeline)
+
+    def test_a_lease_is_seen_by_all(self, opening_leases: OpenStores, pipeline: str) -> None:
+        store, other = opening_leases(pipeline), opening_leases(pipeline)
         store.acquire_lease(_ONE, _LONG)
         for seen in (store.get_lease(), other.get_lease()):
             assert seen is not None
             assert (seen.holder, seen.report) == (_ONE, None)
             assert 0 < seen.seconds_left <= _LONG
 
-    def test_the_holder_may_take_it_again(self, store: Store) -> None:
-        store.acquire_lease(_ONE, 1)
-        store.acquire_lease(_ONE, _LONG)
-        assert _seconds_left(store) > 1
+    def test_the_holder_may_take_it_again(self, leases: Store) -> None:
+        leases.acquire_lease(_ONE, 1)
+        leases.acquire_lease(_ONE, _LONG)
+        assert _seconds_left(leases) > 1
 
-    def test_another_is_refused(self, opening: Callable[[str], Store], pipeline: str) -> None:
-        store, other = opening(pipeline), opening(pipeline)
+    def test_another_is_refused(self, opening_leases: OpenStores, pipeline: str) -> None:
+        store, other = opening_leases(pipeline), opening_leases(pipeline)
         store.acquire_lease(_ONE, _LONG)
         with pytest.raises(PipelineInUse) as refused:
             other.acquire_lease(_TWO, _LONG)
@@ -53,70 +95,68 @@ class LeaseContract:
         assert str(_ONE.pid) in refused.value.message
         assert _holder(store) == _ONE
 
-    def test_a_released_lease_is_free(self, store: Store) -> None:
-        store.acquire_lease(_ONE, _LONG)
-        store.release_lease(_ONE)
-        store.release_lease(_ONE)
-        assert store.get_lease() is None
-        store.acquire_lease(_TWO, _LONG)
-        assert _holder(store) == _TWO
+    def test_a_released_lease_is_free(self, leases: Store) -> None:
+        leases.acquire_lease(_ONE, _LONG)
+        leases.release_lease(_ONE)
+        leases.release_lease(_ONE)
+        assert leases.get_lease() is None
+        leases.acquire_lease(_TWO, _LONG)
+        assert _holder(leases) == _TWO
 
-    def test_only_the_holder_releases(self, store: Store) -> None:
-        store.release_lease(_TWO)
-        store.acquire_lease(_ONE, _LONG)
-        store.release_lease(_TWO)
-        assert _holder(store) == _ONE
+    def test_only_the_holder_releases(self, leases: Store) -> None:
+        leases.release_lease(_TWO)
+        leases.acquire_lease(_ONE, _LONG)
+        leases.release_lease(_TWO)
+        assert _holder(leases) == _ONE
 
-    def test_a_lease_that_ran_out_can_be_taken(self, store: Store) -> None:
-        store.acquire_lease(_ONE, _SHORT)
-        store.renew_lease(_ONE, _SHORT, _REPORT)
-        _wait_until_run_out(store)
-        assert _holder(store) == _ONE
-        store.acquire_lease(_TWO, _LONG)
-        lease = store.get_lease()
+    def test_a_lease_that_ran_out_can_be_taken(self, leases: Store) -> None:
+        leases.acquire_lease(_ONE, _SHORT)
+        leases.renew_lease(_ONE, _SHORT, _REPORT)
+        _wait_until_run_out(leases)
+        assert _holder(leases) == _ONE
+        leases.acquire_lease(_TWO, _LONG)
+        lease = leases.get_lease()
         assert lease is not None
         assert (lease.holder, lease.report) == (_TWO, None)
         # The one that had it learns of it, and changes nothing.
         with pytest.raises(LeaseLost) as lost:
-            store.renew_lease(_ONE, _LONG, _REPORT)
+            leases.renew_lease(_ONE, _LONG, _REPORT)
         assert _TWO.host in lost.value.message
-        store.release_lease(_ONE)
+        leases.release_lease(_ONE)
         with pytest.raises(PipelineInUse):
-            store.acquire_lease(_ONE, _LONG)
-        lease = store.get_lease()
+            leases.acquire_lease(_ONE, _LONG)
+        lease = leases.get_lease()
         assert lease is not None
         assert (lease.holder, lease.report) == (_TWO, None)
 
-    def test_a_lease_that_was_taken_and_released_is_lost_too(self, store: Store) -> None:
-        store.acquire_lease(_ONE, _SHORT)
-        _wait_until_run_out(store)
-        store.acquire_lease(_TWO, _LONG)
-        store.release_lease(_TWO)
+    def test_a_lease_that_was_taken_and_released_is_lost_too(self, leases: Store) -> None:
+        leases.acquire_lease(_ONE, _SHORT)
+        _wait_until_run_out(leases)
+        leases.acquire_lease(_TWO, _LONG)
+        leases.release_lease(_TWO)
         with pytest.raises(LeaseLost):
-            store.renew_lease(_ONE, _LONG)
-        assert store.get_lease() is None
+            leases.renew_lease(_ONE, _LONG)
+        assert leases.get_lease() is None
 
-    def test_a_lease_that_ran_out_is_renewed_if_nobody_took_it(self, store: Store) -> None:
-        store.acquire_lease(_ONE, _SHORT)
-        _wait_until_run_out(store)
-        store.renew_lease(_ONE, _LONG, _REPORT)
-        assert _seconds_left(store) > _SHORT
+    def test_a_lease_that_ran_out_is_renewed_if_nobody_took_it(self, leases: Store) -> None:
+        leases.acquire_lease(_ONE, _SHORT)
+        _wait_until_run_out(leases)
+        leases.renew_lease(_ONE, _LONG, _REPORT)
+        assert _seconds_left(leases) > _SHORT
         with pytest.raises(PipelineInUse):
-            store.acquire_lease(_TWO, _LONG)
+            leases.acquire_lease(_TWO, _LONG)
 
-    def test_the_last_report_stays(self, store: Store) -> None:
+    def test_the_last_report_stays(self, leases: Store) -> None:
         newer = replace(_REPORT, applied=Lsn(200), lag_seconds=0.0)
-        store.acquire_lease(_ONE, _LONG)
+        leases.acquire_lease(_ONE, _LONG)
         for report, expected in ((_REPORT, _REPORT), (newer, newer), (None, newer)):
-            store.renew_lease(_ONE, _LONG, report)
-            lease = store.get_lease()
+            leases.renew_lease(_ONE, _LONG, report)
+            lease = leases.get_lease()
             assert lease is not None
             assert lease.report == expected
 
-    def test_of_many_at_once_one_gets_it(
-        self, opening: Callable[[str], Store], pipeline: str
-    ) -> None:
-        stores = [opening(pipeline) for _ in range(4)]
+    def test_of_many_at_once_one_gets_it(self, opening_leases: OpenStores, pipeline: str) -> None:
+        stores = [opening_leases(pipeline) for _ in range(4)]
         holders = [Holder(f"h{number}", "host", number) for number in range(8)]
         for attempt in ("never taken", "released", "run out"):
             ready = threading.Barrier(len(holders))
@@ -142,10 +182,16 @@ class LeaseContract:
 class RequestContract:
     """What a command asks of a pipeline that runs in another process."""
 
-    def test_requests_wait_oldest_first(
-        self, opening: Callable[[str], Store], pipeline: str
-    ) -> None:
-        running, command = opening(pipeline), opening(pipeline)
+    @pytest.fixture
+    def opening_requests(self, opening: OpenStores) -> OpenStores:
+        return opening_with(opening, REQUESTS)
+
+    @pytest.fixture
+    def requests(self, opening_requests: OpenStores, pipeline: str) -> Store:
+        return opening_requests(pipeline)
+
+    def test_requests_wait_oldest_first(self, opening_requests: OpenStores, pipeline: str) -> None:
+        running, command = opening_requests(pipeline), opening_requests(pipeline)
         asked = [_request(f"r{n}", action, n) for n, action in enumerate(Action)]
         for request in (asked[2], asked[0], asked[1]):
             command.put_request(request)
@@ -153,10 +199,8 @@ class RequestContract:
         assert running.get_request("r1") == asked[1]
         assert running.get_request("r9") is None
 
-    def test_an_outcome_is_seen_by_all(
-        self, opening: Callable[[str], Store], pipeline: str
-    ) -> None:
-        running, command = opening(pipeline), opening(pipeline)
+    def test_an_outcome_is_seen_by_all(self, opening_requests: OpenStores, pipeline: str) -> None:
+        running, command = opening_requests(pipeline), opening_requests(pipeline)
         first, second, third = (_request(f"r{n}", Action.RETRY, n) for n in range(3))
         for request in (first, second, third):
             command.put_request(request)
@@ -167,16 +211,25 @@ class RequestContract:
         assert command.get_request("r1") == second
         assert command.open_requests() == [second]
 
-    def test_an_unknown_request_is_not_finished(self, store: Store) -> None:
-        store.finish_request("r9", "done")
-        assert store.get_request("r9") is None
-        assert store.open_requests() == []
+    def test_an_unknown_request_is_not_finished(self, requests: Store) -> None:
+        requests.finish_request("r9", "done")
+        assert requests.get_request("r9") is None
+        assert requests.open_requests() == []
 
-    def test_a_request_that_is_put_twice_is_one(self, store: Store) -> None:
+    def test_a_request_that_is_put_twice_is_one(self, requests: Store) -> None:
         request = _request("r1", Action.ROLLBACK, 0)
-        store.put_request(request)
-        store.put_request(request)
-        assert store.open_requests() == [request]
+        requests.put_request(request)
+        requests.put_request(request)
+        assert requests.open_requests() == [request]
+
+
+def opening_with(opening: OpenStores, calls: tuple[str, ...]) -> OpenStores:
+    def open_one(pipeline: str) -> Store:
+        store = opening(pipeline)
+        needs(store, *calls)
+        return store
+
+    return open_one
 
 
 def _request(id: str, action: Action, age: int) -> Request:

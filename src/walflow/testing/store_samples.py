@@ -1,4 +1,4 @@
-"""Forms and states with everything in them that a store must not lose."""
+"""Schemas and states with everything in them that a store must not lose."""
 
 from __future__ import annotations
 

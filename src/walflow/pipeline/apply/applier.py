@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import structlog
 
 from walflow.changelog import Segment
-from walflow.errors import TableMoved, WalflowError
+from walflow.errors import TableMoved
 from walflow.evolution import NotFollowed
 from walflow.model import Lsn, TableSchema
-from walflow.pipeline.apply.batches import QUICK_RETRY_SECONDS, Batches, SegmentSlice
+from walflow.pipeline.apply.batches import QUICK_RETRY, Batches, SegmentSlice
 from walflow.pipeline.apply.pace import Pace
+from walflow.pipeline.retrying import call_again
+from walflow.pipeline.state.retries import is_worth_retrying
 from walflow.pipeline.state.table_states import TableState
 
 __all__ = ["ApplyProgress", "Routed", "SeenSchema", "TableApplier"]
@@ -311,17 +313,19 @@ class TableApplier:
     def _ask(self, state: TableState) -> Lsn | None:
         """Where the destination's table is. A second time if it does not answer: this is asked
         before each batch, and what a moment heals need not set the table aside."""
-        destination = self._batches.destination
-        try:
-            return destination.applied(state.destination_schema)
-        except Exception as error:
-            if isinstance(error, WalflowError) and not error.retry:
-                raise
-            if self._batches.run.end.asked.wait(QUICK_RETRY_SECONDS):
-                raise
+
+        def tell(error: BaseException, attempt: int, seconds: float) -> None:
             _logger.warning(
                 "a table was not asked where it is; trying again",
                 table=str(state.name),
                 error=str(error),
             )
-        return destination.applied(state.destination_schema)
+
+        return call_again(
+            lambda: self._batches.destination.applied(state.destination_schema),
+            stop=self._batches.run.end.asked,
+            can_retry=is_worth_retrying,
+            wait=QUICK_RETRY,
+            tell=tell,
+            attempts=2,
+        )

@@ -7,23 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+import tenacity
 
 from walflow.changelog import ChangeLog, LogFile, Segment
 from walflow.destinations import OpenDestination
 from walflow.destinations.base import Destination, FormerChanges, TableChanges
-from walflow.errors import LogDamaged, TableMoved, WalflowError
+from walflow.errors import LogDamaged, TableMoved
 from walflow.evolution import NotFollowed, key_numbers
 from walflow.failpoints import failpoint
 from walflow.model import ChangeStats, Lsn, Phase, Span, TableSchema
 from walflow.pipeline.apply.consistent_cuts import Committed, ConsistentCuts
 from walflow.pipeline.apply.schema_changes import SchemaChanger
+from walflow.pipeline.retrying import call_again
 from walflow.pipeline.run import PipelineRun
+from walflow.pipeline.state.retries import is_worth_retrying
 from walflow.pipeline.state.table_states import Tables, TableState
 from walflow.spark.jobs import in_pool
 
-__all__ = ["QUICK_RETRY_SECONDS", "Applied", "Batches", "SegmentSlice"]
+__all__ = ["QUICK_RETRY", "Applied", "Batches", "SegmentSlice"]
 
-QUICK_RETRY_SECONDS = 0.5
+QUICK_RETRY = tenacity.wait_fixed(0.5)
 
 _logger = structlog.get_logger(__name__)
 
@@ -267,24 +270,23 @@ class Batches:
 
     def _write_twice(self, state: TableState, changes: TableChanges) -> None:
         """At most: what a moment heals need not set the table aside."""
-        try:
-            self._apply(changes)
-        except Exception as error:
-            if isinstance(error, TableMoved) or (
-                isinstance(error, WalflowError) and not error.retry
-            ):
-                raise
-            if self.run.end.asked.is_set():
-                raise
+
+        def tell(error: BaseException, attempt: int, seconds: float) -> None:
             self.run.metrics.worker_failed("apply", error)
             _logger.warning(
                 "a table's changes were not written; trying again",
                 table=str(state.name),
                 error=str(error),
             )
-            if self.run.end.asked.wait(QUICK_RETRY_SECONDS):
-                raise
-            self._apply(changes)
+
+        call_again(
+            lambda: self._apply(changes),
+            stop=self.run.end.asked,
+            can_retry=lambda error: is_worth_retrying(error) and not isinstance(error, TableMoved),
+            wait=QUICK_RETRY,
+            tell=tell,
+            attempts=2,
+        )
 
     def _apply(self, changes: TableChanges) -> None:
         written = self.destination.apply(changes)

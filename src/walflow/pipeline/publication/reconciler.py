@@ -288,7 +288,7 @@ class PublicationReconciler:
                 return False
             worker.go_on(table.bytes)
         elif is_passing(state) and self._comparison.refusal(table, tables) is None:
-            worker.post(Retry(mended=True))
+            worker.post(Retry(resolved=True))
         return True
 
     def _see(self, state: TableState, schema: TableSchema, began: Lsn, ended: Lsn) -> bool:

@@ -1,1 +1,1 @@
-"""What a pipeline knows of its tables, remembers, and tells."""
+"""The states of tables, the lease, requests and notes of a pipeline."""

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
+import tenacity
 
 from walflow.errors import StoreError
+from walflow.pipeline.retrying import call_again
 from walflow.pipeline.state.lease import LeaseKeeper
 from walflow.stores.base import Store
 
@@ -24,8 +26,8 @@ _logger = structlog.get_logger(__name__)
 def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float) -> Store:
     """The store, for as long as the lease is ours.
 
-    While the store is away, calls wait for it: that is nobody's fault, least of all a table's,
-    and how long it may last is what the lease says. Once that is lost, every call raises: what is
+    While the store is away, calls wait for it: no table is to blame. The lease says how long that
+    may last. Once that is lost, every call raises: what is
     in the store is another process's. ``pause``: seconds before it is asked again.
     """
     return cast("Store", _HeldStore(store, lease, stop, pause))
@@ -45,13 +47,20 @@ class _HeldStore:
         return functools.partial(self._call, name, call)
 
     def _call(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        while True:
+        def ask() -> Any:
             self._lease.check()
-            try:
-                return call(*args, **options)
-            except StoreError as error:
-                if not error.retry or name in _NOT_REPEATED:
-                    raise
-                _logger.warning("the store does not answer; trying again", error=str(error))
-                if self._stop.wait(self._pause):
-                    raise
+            return call(*args, **options)
+
+        return call_again(
+            ask,
+            stop=self._stop,
+            can_retry=lambda error: (
+                isinstance(error, StoreError) and error.retry and name not in _NOT_REPEATED
+            ),
+            wait=tenacity.wait_fixed(self._pause),
+            tell=_tell,
+        )
+
+
+def _tell(error: BaseException, attempt: int, seconds: float) -> None:
+    _logger.warning("the store does not answer; trying again", error=str(error))

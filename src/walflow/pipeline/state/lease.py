@@ -31,7 +31,7 @@ class LeaseKeeper:
         *,
         timing: Timing = Timing(),
     ) -> None:
-        """``lost`` is told from that thread when the pipeline is no longer ours."""
+        """``lost`` is called from that thread when the pipeline is no longer ours."""
         self._store = store
         self._report = report
         self._lost = lost

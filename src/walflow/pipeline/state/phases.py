@@ -10,7 +10,7 @@ __all__ = ["COPYING", "FOLLOWED", "MOVES", "check_move", "resumed"]
 _STEPS: dict[Phase, frozenset[Phase]] = {
     Phase.INIT: frozenset({Phase.DATA_SYNC}),
     Phase.DATA_SYNC: frozenset({Phase.FINISHED_COPY}),
-    # Back, if the files that were read are no longer there when they are to be handed over.
+    # Back, if the files that were read are no longer there when they are to be loaded.
     Phase.FINISHED_COPY: frozenset({Phase.SYNC_WAIT, Phase.DATA_SYNC}),
     Phase.SYNC_WAIT: frozenset({Phase.CATCHUP}),
     Phase.CATCHUP: frozenset({Phase.SYNC_DONE}),

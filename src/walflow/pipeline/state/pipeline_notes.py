@@ -1,4 +1,4 @@
-"""pipeline.json: what is to be known of a pipeline where its settings are not at hand.
+"""pipeline.json: notes on a pipeline, for commands that do not have its settings.
 
 It stands in the folder of the pipeline's log and is written at each start, so that commands find a
 pipeline by its name alone. No password is in it. Nothing that a pipeline does depends on it but
@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,33 +20,34 @@ from pydantic import SecretStr
 
 from walflow.changelog.durable import disk_errors, write_atomically
 from walflow.changelog.identity import BESIDE
-from walflow.changelog.identity import KNOWN as FILE
+from walflow.changelog.identity import NOTES as FILE
 from walflow.config import Settings
 from walflow.config.keys import field_at, section_at
 from walflow.destinations.uris import same_place
 from walflow.redaction import MASK, redacted
+from walflow.serialization import from_dict, to_dict
 from walflow.source.catalog.publication import chosen_publication
 from walflow.source.connection import Session, redact, without_secrets
 from walflow.stores import state_file
 
 __all__ = [
     "FILE",
-    "KnownPipeline",
+    "PipelineNotes",
     "default_logs",
-    "forget",
-    "known_pipelines",
+    "find_pipelines",
+    "note_stop",
     "pipelines_on_this_machine",
-    "read_known",
-    "remember",
-    "settled",
-    "stopped",
+    "read_notes",
+    "remove_notes",
+    "with_chosen_publication",
+    "write_notes",
 ]
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPipeline:
+class PipelineNotes:
     name: str
     source: str
     """For people to read."""
@@ -73,17 +74,17 @@ class KnownPipeline:
         return self.system == system and same_place(self.destination, destination)
 
 
-def remember(settings: Settings, system: str) -> bool:
+def write_notes(settings: Settings, system: str) -> bool:
     """Write down the pipeline that is being started; its publication must have been chosen.
-    Whether it was not known before."""
-    before = read_known(settings.log_folder)
+    Whether there were no notes before."""
+    before = read_notes(settings.log_folder)
     if before is not None and before.name != settings.name:
         before = None
     said, left_out = _said(settings)
     now = time.time()
     _write(
         settings.log_folder,
-        KnownPipeline(
+        PipelineNotes(
             settings.name,
             redact(settings.source.uri.get_secret_value()),
             system,
@@ -101,65 +102,66 @@ def remember(settings: Settings, system: str) -> bool:
     return before is None
 
 
-def settled(connection: Session, settings: Settings, *, begun: bool = False) -> Settings:
+def with_chosen_publication(
+    connection: Session, settings: Settings, *, begun: bool = False
+) -> Settings:
     """The settings with the publication of the pipeline, if they do not say it themselves.
-    ``begun``: its store knows tables."""
+    ``begun``: its store has tables."""
     if settings.source.publication is not None:
         return settings
-    known = read_known(settings.log_folder)
-    ours = known is not None and known.name == settings.name
+    notes = read_notes(settings.log_folder)
+    ours = notes is not None and notes.name == settings.name
     return settings.with_publication(
         chosen_publication(
             connection,
             settings.name,
             settings.slot,
-            noted=known.publication if known is not None and ours else None,
+            noted=notes.publication if notes is not None and ours else None,
             begun=begun,
         )
     )
 
 
-def stopped(folder: Path) -> None:
+def note_stop(folder: Path) -> None:
     """Note that the pipeline has ended in order."""
-    if (known := read_known(folder)) is not None:
-        _write(folder, replace(known, stopped=time.time()))
+    if (notes := read_notes(folder)) is not None:
+        _write(folder, replace(notes, stopped=time.time()))
 
 
-def forget(folder: Path) -> None:
+def remove_notes(folder: Path) -> None:
     """Remove what stands beside the log. Repeats safely."""
     for name in BESIDE:
         (folder / name).unlink(missing_ok=True)
 
 
-def read_known(folder: Path) -> KnownPipeline | None:
-    """The pipeline whose log is in the folder; None if that is not known."""
+def read_notes(folder: Path) -> PipelineNotes | None:
+    """The notes of the pipeline whose log is in the folder; None if there are none."""
     try:
         raw = json.loads((folder / FILE).read_bytes())
-        if raw.pop("format") != _FORMAT:
+        if not isinstance(raw, dict) or raw.pop("format", None) != _FORMAT:
             return None
-        settings, left_out = _usable(raw.pop("settings")), tuple(raw.pop("left_out"))
-        return KnownPipeline(**raw, settings=settings, left_out=left_out)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        notes = from_dict(PipelineNotes, raw)
+        return replace(notes, settings=_usable(notes.settings))
+    except (OSError, ValueError):
         # It is of help where it is there and whole; nothing may depend on it.
         return None
 
 
-def known_pipelines(parents: Iterable[Path]) -> Iterator[tuple[Path, KnownPipeline]]:
+def find_pipelines(parents: Iterable[Path]) -> Iterator[tuple[Path, PipelineNotes]]:
     """The pipelines whose logs lie in these folders, or one below, with the logs' folders."""
     seen = set()
     for parent in parents:
         with suppress(OSError):
             for folder in (parent, *sorted(parent.iterdir())):
                 resolved = folder.resolve()
-                if resolved not in seen and (known := read_known(folder)) is not None:
+                if resolved not in seen and (notes := read_notes(folder)) is not None:
                     seen.add(resolved)
-                    yield folder, known
+                    yield folder, notes
 
 
-def pipelines_on_this_machine(settings: Settings) -> Iterator[tuple[Path, KnownPipeline]]:
-    """Those that can be known of: their logs are where this one's is, or where all are unless
-    they are told otherwise."""
-    return known_pipelines(dict.fromkeys((settings.log_folder.parent, default_logs())))
+def pipelines_on_this_machine(settings: Settings) -> Iterator[tuple[Path, PipelineNotes]]:
+    """Those that are found: their logs are where this one's is, or in the default place."""
+    return find_pipelines(dict.fromkeys((settings.log_folder.parent, default_logs())))
 
 
 def default_logs() -> Path:
@@ -167,8 +169,8 @@ def default_logs() -> Path:
     return Path.home() / ".walflow"
 
 
-def _write(folder: Path, known: KnownPipeline) -> None:
-    content = json.dumps({"format": _FORMAT, **asdict(known)}, indent=2, ensure_ascii=False)
+def _write(folder: Path, notes: PipelineNotes) -> None:
+    content = json.dumps({"format": _FORMAT, **to_dict(notes)}, indent=2, ensure_ascii=False)
     with disk_errors(folder):
         write_atomically(folder / FILE, content.encode() + b"\n")
 

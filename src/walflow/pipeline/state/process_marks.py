@@ -1,6 +1,6 @@
-"""Telling whether the process that holds a lease still lives, where that can be told.
+"""Whether the process that holds a lease still lives, where that can be seen.
 
-Host names and process numbers do not tell: containers share the one and repeat the other. So the
+Host names and process numbers do not say: containers share the one and repeat the other. So the
 id of a holder has a mark of where its process numbers count, and of when the process was started.
 """
 
@@ -35,7 +35,7 @@ def has_died(holder: Holder) -> bool:
 
 
 def is_held(lease: Lease | None) -> bool:
-    """Whether a process runs the pipeline, as far as can be told from here."""
+    """Whether a process runs the pipeline, as far as can be seen from here."""
     return lease is not None and lease.seconds_left > 0 and not has_died(lease.holder)
 
 

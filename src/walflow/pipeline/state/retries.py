@@ -1,4 +1,4 @@
-"""When a table that failed is tried again."""
+"""When a table that failed, or whose copy was interrupted, is tried again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from walflow.redaction import redacted
 from walflow.spark.causes import cause_of
 from walflow.states import RetryKind, RetryPolicy, TableError
 
-__all__ = ["Retries", "first_line", "is_of_the_source"]
+__all__ = [
+    "Postponed",
+    "Retries",
+    "first_line",
+    "is_of_the_source",
+    "is_worth_retrying",
+    "next_pause",
+]
 
 _LONGEST_SECONDS = 3600.0
 _JITTER = 0.2
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_SHORT_PAUSE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +37,11 @@ class Retries:
 
     def describe(self, error: Exception, phase: Phase, attempts: int) -> TableError:
         """What is remembered of the error; ``attempts`` counts it already."""
-        known = isinstance(error, WalflowError)
         return TableError(
             code=error.code if isinstance(error, WalflowError) else type(error).__name__,
-            reason=redacted(first_line(error)),
-            hint=redacted(error.hint) if isinstance(error, WalflowError) else "",
-            retry=self._policy(not known or bool(getattr(error, "retry", True)), attempts),
+            reason=_storable(first_line(error)),
+            hint=_storable(error.hint) if isinstance(error, WalflowError) else "",
+            retry=self._policy(is_worth_retrying(error), attempts),
             phase=phase,
         )
 
@@ -45,10 +54,46 @@ class Retries:
         return RetryPolicy(RetryKind.TIMED, time.time() + delay)
 
 
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The source was in trouble: no table's fault, so the copy is tried again for as long as it
+    takes."""
+
+    until: float
+    pause: float
+    rows: int
+    """How many were read by then."""
+
+    @property
+    def soon(self) -> bool:
+        """Whether the snapshot is worth keeping until then: it holds the source's log back."""
+        return self.pause <= _SHORT_PAUSE
+
+
+def next_pause(before: Postponed | None, rows: int) -> float:
+    """How long a copy waits that was interrupted when so many rows had been read."""
+    # One that came on in between is interrupted for the first time again.
+    if before is None or rows > before.rows:
+        return _FIRST_PAUSE
+    return min(before.pause * 2, _LONGEST_PAUSE)
+
+
+def _storable(text: str) -> str:
+    """Without secrets, and without the halves of characters that a path may have."""
+    return redacted(text).encode(errors="backslashreplace").decode()
+
+
 def first_line(error: BaseException) -> str:
     """What is to be told of it; of what Spark raises, the cause."""
     text = str(error).strip() if isinstance(error, WalflowError) else cause_of(error).message
     return (text or type(error).__name__).partition("\n")[0][:1000]
+
+
+def is_worth_retrying(error: BaseException) -> bool:
+    """Whether another attempt may succeed. Of errors that are not ours nobody knows."""
+    if isinstance(error, WalflowError):
+        return error.retry
+    return isinstance(error, Exception)
 
 
 def is_of_the_source(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""What a pipeline knows of its tables, in memory and in the store."""
+"""The states of a pipeline's tables, in memory and in the store."""
 
 from __future__ import annotations
 
@@ -222,15 +222,15 @@ class Tables:
             described = self._retries.describe(error, failed_in, attempts)
             return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
 
-    def retry(self, oid: int, *, mended: bool = False) -> TableState:
+    def retry(self, oid: int, *, resolved: bool = False) -> TableState:
         """A table that was set aside goes on where it failed. Its error stays until it succeeds, so
-        that who looks meanwhile sees that something is wrong; unless the cause is known to be gone
-        (``mended``)."""
+        that an operator sees that something is wrong; unless the cause is known to be gone
+        (``resolved``)."""
         with self._moving[oid]:
             before = self._known(oid)
             assert before.set_aside is not None
             phase = resumed(before.set_aside.phase)
-            if mended:
+            if resolved:
                 return self.move(oid, phase, error=None, attempts=0)
             return self.move(oid, phase)
 

@@ -15,7 +15,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Connections:
-    """A budget. Who comes first is served first, with a fair part of it.
+    """A budget. First come, first served, with a fair part of it.
 
     A table asks anew for each piece of its work: so one that is alone soon has them all, and one
     that comes later waits for no more than a piece of another's work.
@@ -40,12 +40,12 @@ class Connections:
             self._changed.notify_all()
 
     @contextmanager
-    def share(self, wanted: int, stop: threading.Event) -> Iterator[int]:
-        """Use some connections, at most ``wanted`` and at least one; gives how many.
+    def share(self, most: int, stop: threading.Event) -> Iterator[int]:
+        """Use at least one connection and at most ``most``; gives how many.
 
         Raises Stopped if that is asked for while it waits.
         """
-        granted = self._take(wanted, stop)
+        granted = self._take(most, stop)
         try:
             yield granted
         finally:
@@ -54,7 +54,7 @@ class Connections:
                 self._holders -= 1
                 self._changed.notify_all()
 
-    def _take(self, wanted: int, stop: threading.Event) -> int:
+    def _take(self, most: int, stop: threading.Event) -> int:
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
@@ -64,7 +64,7 @@ class Connections:
                         raise Stopped("the copy was told to stop")
                     self._changed.wait(_LOOK_SECONDS)
                 fair = self._limit // (self._holders + len(self._waiting))
-                granted = min(wanted, max(1, fair), self._limit - self._used)
+                granted = min(most, max(1, fair), self._limit - self._used)
                 self._used += granted
                 self._holders += 1
                 return granted

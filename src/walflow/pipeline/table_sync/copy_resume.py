@@ -69,7 +69,7 @@ def check_plan(
 def check_log(log: ChangeLog, table: PublishedTable, after: Lsn, upto: Lsn) -> list[LogFile]:
     """The log's files with the table's changes in ``(after, upto]``.
 
-    Raises StartOver if they do not tell which rows are still the same.
+    Raises StartOver if they do not show which rows are still the same.
     """
     oid = table.schema.oid
     if not log.covers(oid, after):

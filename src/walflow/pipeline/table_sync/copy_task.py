@@ -1,4 +1,4 @@
-"""What executors do for a copy: read ranges of pages, and mend what was read before."""
+"""What executors do for a copy: read ranges of pages, and update what was read before."""
 
 from __future__ import annotations
 
@@ -14,48 +14,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.feather as feather
 
-from walflow.changelog import CopyFile, FinishedRange, checksum_of, damage_of, store_range
+from walflow.changelog import FinishedRange, store_range
 from walflow.changelog.durable import disk_errors
+from walflow.checksums import damage_of
 from walflow.errors import WalflowError
-from walflow.model import Lsn
+from walflow.model import CopyFile, Lsn, PageRange
+from walflow.serialization import from_json, to_json
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.source.connection import Session, source_errors
 from walflow.source.copy.key_reads import (
     KEYS_A_QUERY,
-    Place,
     identities,
     keyed_queries,
     texts_of_rows,
 )
 from walflow.source.copy.range_copy import (
-    CopiedFile,
     check_name,
     copy_queries,
     copy_query,
     filter_file,
     snapshot_session,
 )
-from walflow.source.copy.ranges import CopyRange
+from walflow.source.copy.ranges import range_query
 
 __all__ = [
     "RESULT_SCHEMA",
     "CopySource",
-    "FileChecker",
-    "MendShare",
-    "Mender",
-    "RangeReader",
+    "CopyUpdateTask",
+    "FileCheckTask",
+    "RangeCopyTask",
     "copied_rows",
     "read_keys",
     "result_of",
     "store_keys",
 ]
 
-RESULT_SCHEMA = (
-    "number bigint, name string, rows bigint, bytes bigint, exact boolean, checksum bigint, "
-    "error binary"
-)
+RESULT_SCHEMA = "number bigint, file binary, error binary"
 """What executors yield, as Spark DDL: the number of a range that is done and the file with its
-rows, if there are any; or a pickled error."""
+rows (a CopyFile as JSON), if there are any; or a pickled error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class CopySource:
     position: Lsn
     """The snapshot's."""
     lock_seconds: float
-    """So long a table that somebody has locked is waited for."""
+    """How long to wait for a table that is locked."""
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -93,7 +89,7 @@ class CopySource:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeReader:
+class RangeCopyTask:
     """Copies the ranges of its share, one session for all of them.
 
     Called by Spark with batches that name the shares (``id``). Errors are yielded, not raised,
@@ -101,7 +97,7 @@ class RangeReader:
     """
 
     source: CopySource
-    shares: tuple[tuple[tuple[int, CopyRange], ...], ...]
+    shares: tuple[tuple[tuple[int, PageRange], ...], ...]
     """For each share: its ranges, with their numbers."""
     noted: bool = True
     """Whether to note that a range is done, for a copy that goes on after a crash."""
@@ -115,45 +111,37 @@ class RangeReader:
                         yield self._read(session, number, pages)
                 yield from caught.results
 
-    def _read(self, session: Session, number: int, pages: CopyRange) -> pa.RecordBatch:
+    def _read(self, session: Session, number: int, pages: PageRange) -> pa.RecordBatch:
         source = self.source
         folder = Path(source.folder)
-        copied = copy_query(
+        file = copy_query(
             session,
-            pages.query,
+            range_query(source.table, pages),
             source.table.schema,
             source.path(f"{number:06}"),
             progress=_Progress(folder / f"{number:06}.rows"),
         )
-        check_name(session, pages.relation, pages.relation_oid)
-        file = _file(copied)
+        check_name(session, source.table.relation(pages.relation).name, pages.relation)
         if self.noted:
             store_range(folder, FinishedRange(source.plan, number, source.position, file))
         return _result(number, file)
 
 
 @dataclass(frozen=True, slots=True)
-class MendShare:
-    """A part of the mending: files to take rows out of (by number of the range), and keys."""
-
-    files: tuple[tuple[int, str], ...]
-    first_key: int
-    end_key: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mender:
+class CopyUpdateTask:
     """Brings what older snapshots saw to the state of this one.
 
     Rows with touched keys go out of the older files, and come again by their keys, from the pages
-    that those files are of. Called as RangeReader is. A number below zero: rows by key.
+    that those files are of. Called as RangeCopyTask is. A number below zero: rows by key.
     """
 
     source: CopySource
     keys: str
     """The file of touched keys."""
-    places: tuple[Place, ...]
-    shares: tuple[MendShare, ...]
+    pages: tuple[PageRange, ...]
+    files: tuple[tuple[int, str], ...]
+    """The older files, with the numbers of their ranges."""
+    shares: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -161,12 +149,12 @@ class Mender:
                 with _Caught(Path(self.source.folder)) as caught:
                     texts = read_keys(self.keys)
                     touched = identities(texts)
-                    for number, name in self.shares[share].files:
-                        yield _result(number, _file(self._without(touched, number, name)))
-                    yield _result(-1 - share, _file(self._by_key(texts, share)))
+                    for number, name in self.files[share :: self.shares]:
+                        yield _result(number, self._without(touched, number, name))
+                    yield _result(-1 - share, self._by_key(texts, share))
                 yield from caught.results
 
-    def _without(self, touched: pa.StringArray, number: int, name: str) -> CopiedFile | None:
+    def _without(self, touched: pa.StringArray, number: int, name: str) -> CopyFile | None:
         columns = self.source.table.schema.key_columns
 
         def untouched(rows: pa.Table) -> pa.Array:
@@ -180,9 +168,9 @@ class Mender:
             [*(column.name for column in columns), "_exact"],
         )
 
-    def _by_key(self, texts: Sequence[pa.StringArray], share: int) -> CopiedFile | None:
+    def _by_key(self, texts: Sequence[pa.StringArray], share: int) -> CopyFile | None:
         source, columns = self.source, self.source.table.schema.key_columns
-        first, end = self.shares[share].first_key, self.shares[share].end_key
+        first, end = (len(texts[0]) * place // self.shares for place in (share, share + 1))
         texts = [text.slice(first, end - first) for text in texts]
         if not len(texts[0]):
             return None
@@ -190,7 +178,7 @@ class Mender:
 
         def queries() -> Iterator[str]:
             nonlocal current
-            for start, query in keyed_queries(source.table, texts, self.places):
+            for start, query in keyed_queries(source.table, texts, self.pages):
                 current = asked.slice(start, KEYS_A_QUERY)
                 yield query
 
@@ -202,7 +190,7 @@ class Mender:
         with source.session() as session:
             # The key has an index; a server without statistics might not use it.
             session.execute("SET enable_seqscan = off; SET enable_tidscan = off; SET jit = off")
-            copied = copy_queries(
+            file = copy_queries(
                 session,
                 queries(),
                 source.table.schema,
@@ -210,7 +198,7 @@ class Mender:
                 keep=keep,
             )
             check_name(session, source.table.name, source.table.schema.oid)
-            return copied
+            return file
 
 
 class _Caught:
@@ -240,11 +228,7 @@ def _result(
     return pa.RecordBatch.from_pydict(
         {
             "number": pa.array([number], pa.int64()),
-            "name": pa.array([file and file.name], pa.string()),
-            "rows": pa.array([file and file.rows], pa.int64()),
-            "bytes": pa.array([file and file.bytes], pa.int64()),
-            "exact": pa.array([file and file.overflow], pa.bool_()),
-            "checksum": pa.array([file and file.checksum], pa.int64()),
+            "file": pa.array([file and to_json(file)], pa.binary()),
             "error": pa.array([error and pickle.dumps(error)], pa.binary()),
         }
     )
@@ -256,22 +240,12 @@ def result_of(row: Mapping[str, Any]) -> tuple[int, CopyFile | None]:
         error = pickle.loads(row["error"])  # noqa: S301 - our own executors made it
         assert isinstance(error, WalflowError)
         raise error
-    if row["name"] is None:
-        return row["number"], None
-    names = ("name", "rows", "bytes", "exact", "checksum")
-    return row["number"], CopyFile(*(row[name] for name in names))
-
-
-def _file(copied: CopiedFile | None) -> CopyFile | None:
-    if copied is None:
-        return None
-    path = Path(copied.path)
-    return CopyFile(path.name, copied.rows, copied.bytes, copied.overflow, checksum_of(path))
+    return row["number"], None if row["file"] is None else from_json(CopyFile, bytes(row["file"]))
 
 
 @dataclass(frozen=True, slots=True)
-class FileChecker:
-    """Looks whether a copy's files are as they were written. Called as RangeReader is; yields the
+class FileCheckTask:
+    """Looks whether a copy's files are as they were written. Called as RangeCopyTask is; yields the
     numbers of those that are not."""
 
     folder: str

@@ -50,9 +50,10 @@ class _Held:
 class Snapshots:
     """Makes snapshots as they are needed, and holds each while it is read.
 
-    A snapshot serves a table if the table was published, in the way and form that it is now,
-    before the snapshot was taken: otherwise rows of the time in between would be in neither copy
-    nor log, or there in a form that is not the copy's. All calls may come from several threads.
+    A snapshot serves a table if the table was published before the snapshot was taken, in the way
+    that it is published now, and with its schema. Otherwise rows of the time in between would be in
+    neither copy nor log, or there with a schema that is not the copy's. All calls may come from
+    several threads.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Snapshots:
         self._published = published
         self._stop = stop
         self._finding = threading.Lock()
-        """Held while a snapshot is made, which may take long: who else needs one waits for it."""
+        """Held while a snapshot is made, which may take long: others that need one wait for it."""
         self._lock = threading.Lock()
         """Guards what follows; taken after ``_finding``, never held for long."""
         self._held: list[_Held] = []
@@ -122,7 +123,7 @@ class Snapshots:
             return min((held.snapshot.position for held in self._held), default=None)
 
     def release(self) -> None:
-        """No table waits for a snapshot: let go of those that nobody reads."""
+        """No table waits for a snapshot: let go of those that are not read."""
         with self._lock:
             self._close_unused(keep_newest=False)
 

@@ -8,7 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,14 @@ import structlog
 
 from walflow.changelog import (
     ChangeLog,
-    CompleteCopy,
-    CopyFile,
     CopyPlan,
+    FinishedCopy,
     FinishedRange,
-    PlannedRange,
-    TableCopy,
-    damage_of,
 )
+from walflow.checksums import damage_of
 from walflow.errors import LogDamaged, Stopped, TableRewritten, WalflowError
 from walflow.failpoints import failpoint
-from walflow.model import Lsn, TableSchema
+from walflow.model import CopyFile, Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.table_sync.copy_connections import Connections
 from walflow.pipeline.table_sync.copy_resume import (
@@ -40,18 +37,16 @@ from walflow.pipeline.table_sync.copy_resume import (
 from walflow.pipeline.table_sync.copy_task import (
     RESULT_SCHEMA,
     CopySource,
-    FileChecker,
-    Mender,
-    MendShare,
-    RangeReader,
+    CopyUpdateTask,
+    FileCheckTask,
+    RangeCopyTask,
     copied_rows,
     result_of,
     store_keys,
 )
 from walflow.pipeline.timing import Timing
 from walflow.source.catalog.published_tables import PublishedTable
-from walflow.source.copy.key_reads import Place
-from walflow.source.copy.ranges import copy_ranges, page_range
+from walflow.source.copy.ranges import page_ranges
 from walflow.source.copy.snapshot import OpenSnapshot, SeenRelation
 from walflow.spark.jobs import tagged
 from walflow.spark.session import cores
@@ -60,7 +55,7 @@ from walflow.states import Membership
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CopyReader", "FinishedCopy"]
+__all__ = ["CopyReader"]
 
 _WAVE_RANGES = 8
 _WAVE_BYTES = 512 << 20
@@ -72,19 +67,6 @@ _HERE_BYTES = 64 << 20
 """Up to here files are looked through in this process."""
 
 _logger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedCopy:
-    """A table's rows, exactly as they are at the position."""
-
-    schema: TableSchema
-    """With a version just before the position, as has every form of which there are rows."""
-    files: tuple[Path, ...]
-    rows: int
-    overflow: bool
-    """Whether some file has the column of exact texts."""
-    position: Lsn
 
 
 class CopyReader:
@@ -125,22 +107,18 @@ class CopyReader:
         (else rows could be missed in partitions that it does not name, and in a table that was
         empty then).
 
-        ``progress`` is told how many rows there are so far. Raises SnapshotLost, ConnectionLost
+        ``progress`` is called with the number of rows so far. Raises SnapshotLost, ConnectionLost
         and others of the source, and Stopped: what was read is then kept, and another call goes
         on from there, under this snapshot or a newer one. Raises TableRewritten if that takes a
         newer one.
         """
-        whole = _Reading(self, table, snapshot, progress, stop).run()
-        return _as_read(self.log.copy(table.schema.oid), whole)
+        return _Reading(self, table, snapshot, progress, stop).run()
 
     def finished(self, oid: int, membership: Membership) -> FinishedCopy | None:
-        """The table's copy, if it is complete, and the log tells what happened since to a table
+        """The table's copy, if it is complete, and the log has what happened since to a table
         that is published so."""
-        copy = self.log.copy(oid)
-        whole = copy.completed()
-        if whole is None or not whole.membership.continues(membership):
-            return None
-        return _as_read(copy, whole)
+        whole = self.log.copy(oid).completed()
+        return whole if whole is not None and whole.membership.continues(membership) else None
 
     def check(self, oid: int) -> None:
         """Raise LogDamaged if a file of the complete copy is not as it was written; what was in it
@@ -163,7 +141,7 @@ class CopyReader:
         if sum(file.bytes for file in files) > _HERE_BYTES:
             # There are more executors, and they may have the files nearer.
             shares = min(len(files), cores(self.spark))
-            checker = FileChecker(str(folder), tuple(files), shares)
+            checker = FileCheckTask(str(folder), tuple(files), shares)
             with tagged(self.spark, self.tag):
                 rows = self.spark.range(0, shares, 1, shares).mapInArrow(checker, "number bigint")
                 suspects = [files[row["number"]] for row in rows.collect()]
@@ -179,19 +157,9 @@ def _damaged_copy(damages: Sequence[str]) -> LogDamaged:
     more = f" (and {len(damages) - 1} more files)" if len(damages) > 1 else ""
     return LogDamaged(
         f"a copy that waits in the change log is damaged: {damages[0]}{more}",
-        hint="Nothing of it was handed over, and it is read from the source again by itself. "
+        hint="Nothing of it was loaded, and it is read from the source again by itself. "
         "Check the disk that the log is on.",
         retry=True,
-    )
-
-
-def _as_read(copy: TableCopy, whole: CompleteCopy) -> FinishedCopy:
-    return FinishedCopy(
-        whole.schema,
-        tuple(copy.folder / file.name for file in whole.files),
-        whole.rows,
-        whole.overflow,
-        whole.position,
     )
 
 
@@ -214,7 +182,7 @@ class _Reading:
         self._copy = reader.log.copy(table.schema.oid)
         self._finished: dict[int, FinishedRange] = {}
 
-    def run(self) -> CompleteCopy:
+    def run(self) -> FinishedCopy:
         position = self._snapshot.position
         schema = replace(self._table.schema, version=Lsn(position - 1))
         whole = self._copy.completed()
@@ -232,7 +200,7 @@ class _Reading:
             files = []
         else:
             files = self._read_all(self._plan(seen))
-        whole = CompleteCopy(schema, position, tuple(files), self._table.membership)
+        whole = FinishedCopy(schema, position, tuple(files), self._table.membership)
         self._copy.complete(whole)
         return whole
 
@@ -256,15 +224,11 @@ class _Reading:
                 return self._go_on(former, finished, seen)
             except StartOver as reason:
                 _logger.info("a copy starts over", table=str(self._table.name), reason=str(reason))
-        cut = copy_ranges([self._table], self._reader.range_bytes)
         plan = CopyPlan(
             schema=self._table.schema,
             row_filter=self._table.row_filter,
             filenodes=_filenodes(seen),
-            ranges=tuple(
-                PlannedRange(piece.relation_oid, piece.first_page, piece.end_page, piece.bytes)
-                for piece in cut
-            ),
+            ranges=tuple(page_ranges(self._table, self._reader.range_bytes)),
             membership=self._table.membership,
         )
         if len(plan.ranges) > 1:
@@ -286,19 +250,15 @@ class _Reading:
         planned = plan.filenodes.keys()
         new = [r for r in self._table.relations if r.oid not in planned]
         if new or plan.membership != self._table.membership:
-            added = copy_ranges(
-                [replace(self._table, relations=tuple(new))], self._reader.range_bytes
+            added = page_ranges(
+                replace(self._table, relations=tuple(new)), self._reader.range_bytes
             )
             plan = replace(
                 plan,
-                # Partitions that came since must be known, for the day that they go.
+                # Partitions that came since are kept, for the day that they go.
                 membership=self._table.membership,
                 filenodes=_filenodes(seen),
-                ranges=plan.ranges
-                + tuple(
-                    PlannedRange(piece.relation_oid, piece.first_page, piece.end_page, piece.bytes)
-                    for piece in added
-                ),
+                ranges=(*plan.ranges, *added),
             )
             self._copy.extend(plan)
         self._copy.remove_others(done.file.name for done in finished.values() if done.file)
@@ -325,7 +285,7 @@ class _Reading:
             if not older:
                 return _files(self._finished.values())
             try:
-                return self._mended(plan, older)
+                return self._updated(plan, older)
             except StartOver as reason:
                 _logger.info(
                     "a part of a copy is read again",
@@ -342,29 +302,23 @@ class _Reading:
         while missing:
             # Spark is not asked for a table of one range: there may be hundreds of them.
             several = len(missing) > 1
-            wanted = min(len(missing), cores(self._reader.spark)) if several else 1
-            with self._reader.connections.share(wanted, self._stop) as connections:
+            most = min(len(missing), cores(self._reader.spark)) if several else 1
+            with self._reader.connections.share(most, self._stop) as connections:
                 self._check_stop()
                 wave = _take_wave(missing, plan, connections)
                 self._read_wave(plan, wave, connections)
 
     def _read_wave(self, plan: CopyPlan, wave: Sequence[int], connections: int) -> None:
-        relations = {relation.oid: relation for relation in self._table.relations}
-        numbered = []
-        for number in wave:
-            piece = plan.ranges[number]
-            relation = relations[piece.relation]
-            pages = page_range(self._table, relation, piece.first_page, piece.end_page, piece.bytes)
-            numbered.append((number, pages))
+        numbered = [(number, plan.ranges[number]) for number in wave]
         shares = min(connections, len(wave))
-        reader = RangeReader(
+        task = RangeCopyTask(
             self._source(plan),
             tuple(tuple(numbered[share::shares]) for share in range(shares)),
             noted=len(plan.ranges) > 1,
         )
         small = len(wave) == 1 and plan.ranges[wave[0]].bytes <= _SMALL_BYTES
         with self._watched(wave):
-            results = _run_here(reader) if small else self._run(reader, shares)
+            results = _run_here(task) if small else self._run(task, shares)
         before = len(self._finished)
         error: Exception | None = None
         for result in results:
@@ -383,8 +337,8 @@ class _Reading:
             self._snapshot.keeper.check()
             raise error
 
-    def _mended(self, plan: CopyPlan, older: Mapping[int, FinishedRange]) -> list[CopyFile]:
-        """What was read under older snapshots, brought to this one; see ``mending``."""
+    def _updated(self, plan: CopyPlan, older: Mapping[int, FinishedRange]) -> list[CopyFile]:
+        """What was read under older snapshots, brought to this one; see copy_resume."""
         reader, position = self._reader, self._snapshot.position
         try:
             files = [done.file for done in older.values() if done.file]
@@ -399,21 +353,17 @@ class _Reading:
             return _files(self._finished.values())
         keys = self._copy.folder / f"touched-{plan.id}-{position:x}.arrow"
         store_keys(keys, texts)
-        parts = [(number, done.file.name) for number, done in older.items() if done.file]
         with reader.connections.share(cores(reader.spark), self._stop) as shares:
             self._check_stop()
-            bounds = [len(texts[0]) * share // shares for share in range(shares + 1)]
-            mender = Mender(
+            task = CopyUpdateTask(
                 self._source(plan),
                 str(keys),
-                tuple(_place(plan.ranges[number]) for number in older),
-                tuple(
-                    MendShare(tuple(parts[share::shares]), bounds[share], bounds[share + 1])
-                    for share in range(shares)
-                ),
+                tuple(plan.ranges[number] for number in older),
+                tuple((number, done.file.name) for number, done in older.items() if done.file),
+                shares,
             )
-            results = [result_of(result) for result in self._run(mender, shares)]
-        failpoint("copy.mended", self._table.name)
+            results = [result_of(result) for result in self._run(task, shares)]
+        failpoint("copy.updated", self._table.name)
         # These rows too were read before it was looked.
         self._look()
         self._count(0, sum(file.rows for number, file in results if file and number < 0))
@@ -439,12 +389,14 @@ class _Reading:
             lock_seconds=self._reader.lock_seconds,
         )
 
-    def _run(self, work: RangeReader | Mender, shares: int) -> Sequence[Mapping[str, Any]]:
+    def _run(
+        self, task: RangeCopyTask | CopyUpdateTask, shares: int
+    ) -> Sequence[Mapping[str, Any]]:
         """Have executors do it; gives the rows of results."""
         spark = self._reader.spark
         try:
             with tagged(spark, self._reader.tag):
-                rows = spark.range(0, shares, 1, shares).mapInArrow(work, RESULT_SCHEMA).collect()
+                rows = spark.range(0, shares, 1, shares).mapInArrow(task, RESULT_SCHEMA).collect()
         except Exception as error:
             if self._stop.is_set():
                 raise Stopped("the copy was told to stop") from error
@@ -453,7 +405,7 @@ class _Reading:
 
     @contextmanager
     def _watched(self, wave: Sequence[int]) -> Iterator[None]:
-        """While a wave is read, tells how many rows there are."""
+        """While a wave is read, reports how many rows there are."""
         over = threading.Event()
         before, folder = self._rows(), self._copy.folder
 
@@ -495,9 +447,9 @@ def _take_wave(missing: deque[int], plan: CopyPlan, connections: int) -> list[in
     return wave
 
 
-def _run_here(reader: RangeReader) -> Sequence[Mapping[str, Any]]:
+def _run_here(task: RangeCopyTask) -> Sequence[Mapping[str, Any]]:
     share = pa.RecordBatch.from_pydict({"id": [0]})
-    return [row for batch in reader([share]) for row in batch.to_pylist()]
+    return [row for batch in task([share]) for row in batch.to_pylist()]
 
 
 def _filenodes(seen: Iterable[SeenRelation]) -> dict[int, int]:
@@ -511,7 +463,3 @@ def _files(finished: Iterable[FinishedRange]) -> list[CopyFile]:
 
 def _number(result: tuple[int, CopyFile | None]) -> int:
     return result[0]
-
-
-def _place(piece: PlannedRange) -> Place:
-    return Place(piece.relation, piece.first_page, piece.end_page)

@@ -12,49 +12,21 @@ from dataclasses import dataclass
 
 import structlog
 
-from walflow.changelog import ChangeLog
+from walflow.changelog import ChangeLog, FinishedCopy
 from walflow.destinations import OpenDestination
 from walflow.destinations.base import TableCopy
 from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.state.table_states import Tables, TableState
 from walflow.pipeline.table_sync.snapshots import Snapshots
-from walflow.pipeline.table_sync.table_copy import CopyReader, FinishedCopy
+from walflow.pipeline.table_sync.table_copy import CopyReader
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.source.copy.snapshot import OpenSnapshot
 from walflow.spark.jobs import cancel_jobs, in_pool
 
-__all__ = ["BegunCopy", "LargestFirst", "Postponed", "TableSync", "next_pause"]
-
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
-_SHORT_PAUSE = 4.0
+__all__ = ["BegunCopy", "LargestFirst", "TableSync"]
 
 _logger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Postponed:
-    """The source was in trouble: no table's fault, so the copy is tried again for as long as it
-    takes."""
-
-    until: float
-    pause: float
-    rows: int
-    """How many were read by then."""
-
-    @property
-    def soon(self) -> bool:
-        """Whether the snapshot is worth keeping until then: it holds the source's log back."""
-        return self.pause <= _SHORT_PAUSE
-
-
-def next_pause(before: Postponed | None, rows: int) -> float:
-    """How long a copy waits that was interrupted when so many rows had been read."""
-    # One that came on in between is interrupted for the first time again.
-    if before is None or rows > before.rows:
-        return _FIRST_PAUSE
-    return min(before.pause * 2, _LONGEST_PAUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +86,8 @@ class TableSync:
     def load(self, state: TableState, copy: FinishedCopy) -> None:
         """Make the destination's table from the copy. May be repeated."""
         schema, spark = state.destination_schema, self.target.spark
-        self.target.destination.copy(
-            TableCopy(schema, copy.files, copy.position, copy.overflow, spark)
-        )
+        files = self.log.copy(schema.oid).paths(copy)
+        self.target.destination.copy(TableCopy(schema, files, copy.position, copy.overflow, spark))
 
     def loaded(self, state: TableState, copy: FinishedCopy) -> None:
         """The table has its rows, and the copy is of no more use."""

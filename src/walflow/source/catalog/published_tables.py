@@ -98,6 +98,9 @@ class PublishedTable(LiesInRelations):
     def name(self) -> TableName:
         return self.schema.name
 
+    def relation(self, oid: int) -> PhysicalRelation:
+        return next(relation for relation in self.relations if relation.oid == oid)
+
     @property
     def unreadable(self) -> tuple[Unreadable, ...]:
         """Where our role may not read what is published."""

@@ -10,19 +10,18 @@ harm to who has all the texts that a row's key went through.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walflow.model import Column, TableSchema, quote_identifier
+from walflow.model import Column, PageRange, TableSchema, quote_identifier
 from walflow.source.catalog.published_tables import PublishedTable
 from walflow.source.codec.values import arrow_type
-from walflow.source.copy.ranges import copied_columns
+from walflow.source.copy.ranges import copied_columns, page_conditions
 
 __all__ = [
-    "Place",
     "can_be_read_by_key",
     "identities",
     "key_texts",
@@ -35,15 +34,6 @@ KEYS_A_QUERY = 2000
 
 _CHAR = 18  # "char": before Postgres 15 not all of its values can be written as they are printed
 _WRITABLE = ("boolean", "int", "bigint", "string", "binary", "date", "timestamp", "timestamp_ntz")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Pages of a relation, to the end if there is none."""
-
-    relation: int
-    first_page: int
-    end_page: int | None
 
 
 def can_be_read_by_key(schema: TableSchema) -> bool:
@@ -118,9 +108,9 @@ def _hex(array: pa.BinaryArray) -> pa.StringArray:
 
 
 def keyed_queries(
-    table: PublishedTable, texts: Sequence[pa.StringArray], places: Sequence[Place]
+    table: PublishedTable, texts: Sequence[pa.StringArray], pages: Sequence[PageRange]
 ) -> Iterable[tuple[int, str]]:
-    """Queries that read the rows with these keys that lie in these places.
+    """Queries that read the rows with these keys that lie in these pages.
 
     With each, which key is the first of it; a query has ``KEYS_A_QUERY``. The same row may come
     by two queries, if two texts of different queries mean the same key.
@@ -128,7 +118,7 @@ def keyed_queries(
     columns = table.schema.key_columns
     names = ", ".join(quote_identifier(column.name) for column in columns)
     source = table.name.quoted if table.partitioned else f"ONLY {table.name.quoted}"
-    conditions = [f"({_in_places(places, table.partitioned)})"]
+    conditions = [f"({_in_pages(pages, table.partitioned)})"]
     if table.row_filter is not None:
         conditions.append(f"({table.row_filter})")
     where = " AND ".join(conditions)
@@ -161,25 +151,22 @@ def _literals(texts: pa.StringArray) -> pa.StringArray:
     return pc.binary_join_element_wise("E'", escaped, "'", "")
 
 
-def _in_places(places: Sequence[Place], partitioned: bool) -> str:
+def _in_pages(ranges: Sequence[PageRange], partitioned: bool) -> str:
     found = []
-    for place in _merged(places):
-        bounds = [f"tableoid = {place.relation}"] if partitioned else []
-        if place.first_page > 0:
-            bounds.append(f"ctid >= '({place.first_page},0)'::tid")
-        if place.end_page is not None:
-            bounds.append(f"ctid < '({place.end_page},0)'::tid")
+    for pages in _merged(ranges):
+        bounds = [f"tableoid = {pages.relation}"] if partitioned else []
+        bounds += page_conditions(pages)
         found.append(" AND ".join(bounds) or "true")
     return " OR ".join(found)
 
 
-def _merged(places: Iterable[Place]) -> list[Place]:
-    """The same pages in as few places as can be."""
-    merged: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.relation, place.first_page)):
+def _merged(ranges: Iterable[PageRange]) -> list[PageRange]:
+    """The same pages in as few ranges as can be."""
+    merged: list[PageRange] = []
+    for pages in sorted(ranges, key=lambda pages: (pages.relation, pages.first_page)):
         last = merged[-1] if merged else None
-        if last and last.relation == place.relation and last.end_page == place.first_page:
-            merged[-1] = Place(last.relation, last.first_page, place.end_page)
+        if last and last.relation == pages.relation and last.end_page == pages.first_page:
+            merged[-1] = replace(last, end_page=pages.end_page)
         else:
-            merged.append(place)
+            merged.append(pages)
     return merged

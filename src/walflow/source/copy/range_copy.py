@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -18,15 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 from psycopg import sql
 
+from walflow.checksums import checksum_of
 from walflow.errors import PublicationChanged, SnapshotLost
-from walflow.model import TableName, TableSchema
+from walflow.model import CopyFile, TableName, TableSchema
 from walflow.source.codec.sparse import EXACT_TYPE
 from walflow.source.connection import Session, connect, lift_timeouts, source_error
 from walflow.source.copy.binary_rows import rows_to_arrow
 from walflow.source.copy.copy_out import copy_out
 
 __all__ = [
-    "CopiedFile",
     "check_name",
     "copy_queries",
     "copy_query",
@@ -40,15 +39,6 @@ _GROUP_BYTES = 64 << 20
 """A Parquet row group, before compression."""
 _UNDEFINED_OBJECT = "42704"
 _INVALID_PARAMETER = "22023"
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedFile:
-    path: str
-    rows: int
-    bytes: int
-    overflow: bool
-    """Whether the file has the column of overflow texts."""
 
 
 def snapshot_session(
@@ -93,7 +83,7 @@ def copy_query(
     path: Path,
     *,
     progress: Callable[[int], None] | None = None,
-) -> CopiedFile | None:
+) -> CopyFile | None:
     """Write the rows of a SELECT (its columns in the schema's order) to a Parquet file.
 
     Gives None, and writes nothing, if there are no rows. The file appears under its name only
@@ -110,7 +100,7 @@ def copy_queries(
     *,
     progress: Callable[[int], None] | None = None,
     keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
-) -> CopiedFile | None:
+) -> CopyFile | None:
     """Like ``copy_query``, with the rows of all queries, of each batch those that ``keep`` keeps.
 
     ``keep`` is called on a query's rows before the next query is taken.
@@ -118,7 +108,7 @@ def copy_queries(
     # Of its own, because a task that Spark gave up may still be writing.
     unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.unfinished")
     rows = 0
-    file: _CopyFile | None = None
+    file: _RowsFile | None = None
     try:
         for query in queries:
             copying = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
@@ -129,7 +119,7 @@ def copy_queries(
                 if not batch.num_rows:
                     continue
                 if file is None:
-                    file = _CopyFile(unfinished)
+                    file = _RowsFile(unfinished)
                 file.add(batch, copied.size)
                 rows += batch.num_rows
                 if progress is not None:
@@ -146,7 +136,7 @@ def copy_queries(
 
 def filter_file(
     source: Path, path: Path, keep: Callable[[pa.Table], pa.ChunkedArray], columns: list[str]
-) -> CopiedFile | None:
+) -> CopyFile | None:
     """Write the rows of a copy's file that ``keep`` is true for to another; None if that are none.
 
     ``keep`` is given those of the ``columns`` that the file has. If it is true for all rows, no
@@ -161,7 +151,7 @@ def filter_file(
         kept = [pc.sum(mask).as_py() or 0 for mask in masks]
         rows, overflow = sum(kept), "_exact" in schema.names
         if rows == file.metadata.num_rows:
-            return CopiedFile(str(source), rows, source.stat().st_size, overflow)
+            return _described(source, rows, overflow)
         if not rows:
             return None
         unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.unfinished")
@@ -173,17 +163,21 @@ def filter_file(
     return _finished(unfinished, path, rows, overflow)
 
 
-def _finished(unfinished: Path, path: Path, rows: int, overflow: bool) -> CopiedFile:
+def _finished(unfinished: Path, path: Path, rows: int, overflow: bool) -> CopyFile:
     descriptor = os.open(unfinished, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     unfinished.rename(path)
-    return CopiedFile(str(path), rows, path.stat().st_size, overflow)
+    return _described(path, rows, overflow)
 
 
-class _CopyFile:
+def _described(path: Path, rows: int, overflow: bool) -> CopyFile:
+    return CopyFile(path.name, rows, path.stat().st_size, overflow, checksum_of(path))
+
+
+class _RowsFile:
     """A Parquet file that grows by row groups, and widens when an overflow text turns up."""
 
     def __init__(self, path: Path) -> None:

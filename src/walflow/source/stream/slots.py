@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import psycopg
+import tenacity
 
 from walflow.errors import SlotForeign, SlotInUse, SlotLost, SourceError
 from walflow.model import Lsn
@@ -177,19 +177,19 @@ def drop_slot(connection: Session, name: str, *, wait_seconds: float = 10.0) -> 
     """Drop the slot; nothing if there is none. Waits a while for a reader that is just leaving,
     then raises ``SlotInUse``.
     """
-    deadline = time.monotonic() + wait_seconds
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(psycopg.errors.ObjectInUse),
+        stop=tenacity.stop_after_delay(wait_seconds),
+        wait=tenacity.wait_fixed(0.1),
+        reraise=True,
+    )
     with source_errors(f'drop the replication slot "{name}"'):
-        while True:
-            try:
-                connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
-            except psycopg.errors.UndefinedObject:
-                return
-            except psycopg.errors.ObjectInUse:
-                if time.monotonic() >= deadline:
-                    raise _in_use(read_slot(connection, name)) from None
-                time.sleep(0.1)
-            else:
-                return
+        try:
+            retrying(connection.execute, "SELECT pg_drop_replication_slot(%s)", [name])
+        except psycopg.errors.UndefinedObject:
+            return
+        except psycopg.errors.ObjectInUse:
+            raise _in_use(read_slot(connection, name)) from None
 
 
 def _in_use(state: SlotState) -> SlotInUse:

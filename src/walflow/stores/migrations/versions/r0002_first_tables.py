@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 
 
@@ -21,11 +21,11 @@ def upgrade() -> None:
         sa.Column("state", sa.JSON, nullable=False),
     )
     op.create_table(
-        "table_forms",
+        "table_schemas",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("table_oid", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("form", sa.JSON, nullable=False),
+        sa.Column("schema", sa.JSON, nullable=False),
     )
     op.create_table(
         "table_mappings",
