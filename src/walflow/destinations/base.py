@@ -114,13 +114,24 @@ class TableChanges:
         return self.stats.last_truncate is not None
 
     @property
+    def key_chains(self) -> bool:
+        """Whether a row may have changed its key twice. Looks into the files."""
+        from walflow.spark.key_chains import may_chain
+
+        return bool(self.former) or may_chain(self.files, self.schema, self.stats)
+
+    @property
     def changes(self) -> DataFrame:
         """Every change: the table's columns and ``_change_type``, ``_lsn``, ``_seq``,
         ``_timestamp``, ``_xid``, ``_unchanged``, ``_old``, ``_exact``. (``_lsn``, ``_seq``) is
         their order, is unique, and is the same in every replay."""
+        from pyspark.sql import functions as sf
+
+        from walflow.spark.changes import literal_position
+
         rows = self._read()
         # A position is the end of a transaction, `_lsn` the place of its commit, just before.
-        return rows.where(f"`_lsn` >= {int(self.after)}") if self.after else rows
+        return rows.where(sf.col("_lsn") >= literal_position(self.after)) if self.after else rows
 
     def _read(self) -> DataFrame:
         from walflow.spark.changes import read_changes
@@ -144,7 +155,7 @@ class TableChanges:
         from walflow.spark.net_keyless import exploded_copies, net_copies
 
         if self.schema.key:
-            return net_changes(self.changes, self.schema, self.stats)
+            return net_changes(self.changes, self.schema, self.stats, chains=self.key_chains)
         return exploded_copies(net_copies(self.changes, self.schema, self.stats), self.schema)
 
     def using(self, spark: SparkSession) -> TableChanges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -11,9 +12,17 @@ from walflow.model import ChangeStats, ChangeType, TableSchema
 from walflow.spark.names import quoted
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EXACT_TYPE", "changes_schema", "old_type", "read_changes", "since_truncate"]
+__all__ = [
+    "EXACT_TYPE",
+    "changes_schema",
+    "literal_position",
+    "old_type",
+    "read_changes",
+    "since_truncate",
+]
 
 EXACT_TYPE = "map<string,string>"
 
@@ -54,5 +63,14 @@ def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
     if stats.last_truncate is None:
         return changes
     lsn, seq = stats.last_truncate
-    after = (sf.col("_lsn") > lsn) | ((sf.col("_lsn") == lsn) & (sf.col("_seq") > seq))
+    at = literal_position(lsn)
+    after = (sf.col("_lsn") > at) | (
+        (sf.col("_lsn") == at) & (sf.col("_seq") > literal_position(seq))
+    )
     return changes.where(after & (sf.col("_change_type") != ChangeType.TRUNCATE.value))
+
+
+def literal_position(position: int) -> Expr:
+    """A position to compare with. As a number it would be part of the code that Spark generates,
+    which would be compiled anew for each batch; as a decimal it is handed to the code."""
+    return sf.lit(Decimal(position))

@@ -1,4 +1,4 @@
-"""Frames that are computed now, and whose plan is forgotten."""
+"""Frames that are computed once, and whose plan is forgotten."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["checkpointed"]
 
 
 def checkpointed(frame: DataFrame) -> DataFrame:
-    """The frame's rows as they are now, kept by Spark for as long as the result is referenced."""
+    """The frame's rows, computed by the first job that needs them, and then kept by Spark for as
+    long as the result is referenced. Tables are read as they are now."""
     if not is_remote_session(frame.sparkSession):
-        return frame.localCheckpoint()
+        return frame.localCheckpoint(eager=False)
     from pyspark.sql.connect.session import SparkSession
 
     # PySpark 4.1 takes the result for one of the thread's active session, whichever it was.
@@ -23,6 +24,6 @@ def checkpointed(frame: DataFrame) -> DataFrame:
     before = getattr(active, "session", None)
     active.session = frame.sparkSession
     try:
-        return frame.localCheckpoint()
+        return frame.localCheckpoint(eager=False)
     finally:
         active.session = before

@@ -54,8 +54,10 @@ _ALWAYS_SENT = (
 )
 
 
-def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
-    """The net changes of a keyed table.
+def net_changes(
+    changes: DataFrame, schema: TableSchema, stats: ChangeStats, *, chains: bool = True
+) -> DataFrame:
+    """The net changes of a keyed table. ``chains``: whether a row may have changed its key twice.
 
     Columns: ``_change_type`` (``upsert`` or ``delete``), ``_kind``, ``_lsn`` and ``_timestamp`` (of
     the key's last change: insert, update or delete; a row that leaves for another key is deleted
@@ -68,7 +70,7 @@ def net_changes(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> 
         raise ValueError(f"{schema.name} has no key: use net_copies")
     rows = since_truncate(changes, stats)
     if stats.key_changes or stats.unchanged:
-        return _net_by_row(rows, schema, stats)
+        return _net_by_row(rows, schema, stats, chains)
     return _net_by_key(rows, schema, stats)
 
 
@@ -131,14 +133,16 @@ def base_key(base: Expr, schema: TableSchema, stats: ChangeStats) -> Expr:
     )
 
 
-def _net_by_row(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
+def _net_by_row(
+    rows: DataFrame, schema: TableSchema, stats: ChangeStats, chains: bool
+) -> DataFrame:
     """Follow each row through the stretch, from key to key, and collect what is known of it.
 
     A key's timeline is cut into lives: a life begins with an insert or with a row that comes from
     another key; the life before the first of these belongs to the destination's row. A row that
     changes its key goes on in a life of the new key, so rows are chains of lives.
     """
-    events = row_events(rows, schema, stats)
+    events = row_events(rows, schema, stats, chains=chains)
     upserts = _last_states(events, schema, stats)
     if not stats.key_changes:
         return upserts
@@ -162,20 +166,23 @@ def row_events(
     *,
     within: Sequence[str] = (),
     followed: bool = True,
+    chains: bool = True,
 ) -> DataFrame:
     """What happens to each row of a keyed table, in order; a row is followed from key to key.
 
     Columns: those of ``_events``, and ``origin`` (where the row's first life began, null if the
     destination has the row) or ``base`` (the destination's key of the row, else null), unless they
     are not wanted (``followed``). ``within``: columns of the changes, which are kept; no life goes
-    on from one of their values to another.
+    on from one of their values to another. ``chains``: whether a row may have changed its key
+    twice.
     """
     events = _events(rows, schema, stats, within)
     if not followed:
         return events
     if stats.key_changes:
         events = checkpointed(events)
-        return _with_origins(events, _origins(events))
+        origins = _departures(events)
+        return _with_origins(events, _first_origins(origins) if chains else origins)
     base = sf.when(sf.col("life").isNull(), sf.col("key"))
     return events.select("*", sf.col("life").alias("origin"), base.alias("base"))
 
@@ -250,19 +257,23 @@ def _key_alone(schema: TableSchema) -> list[Expr]:
     ]
 
 
-def _origins(events: DataFrame) -> DataFrame:
-    """For each life that began with a change of key, where its row comes from in the end.
+def _departures(events: DataFrame) -> DataFrame:
+    """For each life that began with a change of key, where its row comes from.
 
-    Columns: ``start`` (of the life), ``up`` (start of the row's first life, null if the
-    destination has the row), ``base`` (the destination's key of the row, else null). Pointers are
-    doubled each time round, so a chain of n changes of key takes log n rounds.
+    Columns: ``start`` (of the life), ``up`` (start of the row's life before, null if the
+    destination has the row), ``base`` (the destination's key of the row, else null).
     """
     # A departure and the arrival that it leads to are one change, and so have one position.
-    origins = events.where("departs").select(
+    return events.where("departs").select(
         sf.col("at").alias("start"),
         sf.col("life").alias("up"),
         sf.when(sf.col("life").isNull(), sf.col("key")).alias("base"),
     )
+
+
+def _first_origins(origins: DataFrame) -> DataFrame:
+    """The same with the row's first life. Pointers are doubled each time round, so a chain of n
+    changes of key takes log n rounds."""
     while True:
         above = origins.select(
             sf.col("start").alias("above"),
@@ -278,7 +289,8 @@ def _origins(events: DataFrame) -> DataFrame:
                 hops.alias("hops"),
             )
         )
-        if origins.where("hops").isEmpty():
+        # Of all rows, so that the same job computes them.
+        if not origins.agg(sf.bool_or("hops")).collect()[0][0]:
             return origins.drop("hops")
 
 

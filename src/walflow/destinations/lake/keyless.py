@@ -7,7 +7,8 @@ rounds: the n-th removal takes the n-th copy, those in the table before those th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -34,18 +35,19 @@ __all__ = ["mark_copies", "merge_copies", "overwrite_copies"]
 
 _OTHERS = "others"
 """The table's columns that the source has no longer."""
+_LACKING = "walflow: a removed row is not in the table"
 
 
 def merge_copies(batch: Batch) -> LakeTableSchema:
     """MERGE the changes of a keyless table, among which there is no truncate."""
     rows = between_truncates(batch.changes.changes, ChangeStats())
-    paired = _paired_with_table(rows, batch, "true", None)
-    batch = batch.with_overflow_for(paired, "exact")
-    if (places := batch.format.places) is None:
-        _replace_equal(paired, _told(paired.where("gone_lsn IS NULL")), batch, "true", "")
-        return batch.lake_schema
-    source = _told(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
-    _merge(source, batch, places, "DELETE", "")
+    with _paired_with_table(rows, batch, "true", None) as paired:
+        batch = batch.with_overflow_for(paired, "exact")
+        if (places := batch.format.places) is None:
+            _replace_equal(paired, _told(paired.where("gone_lsn IS NULL")), batch, "true", "")
+        else:
+            source = _told(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
+            _merge(source, batch, places, "DELETE", "")
     return batch.lake_schema
 
 
@@ -56,18 +58,18 @@ def mark_copies(
     columns of ours have, in SQL, in rows that the first truncate deleted."""
     rows = between_truncates(batch.changes.changes, batch.changes.stats)
     counts = f"NOT {TARGET}.{DELETED}"
-    paired = _paired_with_table(rows, batch, counts, truncate)
-    batch = batch.with_overflow_for(paired, "exact")
-    source = _told(paired).withColumn(
-        DELETED, sf.col("gone_lsn").isNotNull() | sf.col("emptied").isNotNull()
-    )
-    if (places := batch.format.places) is None:
-        _replace_equal(paired, source, batch, counts, swept(emptied))
-        return batch.lake_schema
-    marks = {
-        name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(batch.lake_schema).items()
-    }
-    _merge(source, batch, places, f"UPDATE SET {assignments(marks)}", swept(emptied))
+    with _paired_with_table(rows, batch, counts, truncate) as paired:
+        batch = batch.with_overflow_for(paired, "exact")
+        source = _told(paired).withColumn(
+            DELETED, sf.col("gone_lsn").isNotNull() | sf.col("emptied").isNotNull()
+        )
+        if (places := batch.format.places) is None:
+            _replace_equal(paired, source, batch, counts, swept(emptied))
+        else:
+            ours = our_values(batch.lake_schema).items()
+            marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in ours}
+            marked = f"UPDATE SET {assignments(marks)}"
+            _merge(source, batch, places, marked, swept(emptied))
     return batch.lake_schema
 
 
@@ -76,17 +78,17 @@ def overwrite_copies(batch: Batch) -> LakeTableSchema:
     changes, schema = batch.changes, batch.lake_schema.schema
     rows = between_truncates(since_truncate(changes.changes, changes.stats), ChangeStats())
     moves = checkpointed(_moves(rows, schema, changes.stats))
-    paired = _checked(_paired(moves.where("is_new"), moves.where("NOT is_new")), schema)
-    batch = batch.with_overflow_for(paired, "exact")
-    kept = _told(paired.where("gone_lsn IS NULL")).select(
-        "_kind",
-        "_lsn",
-        "_timestamp",
-        sf.col("exact").alias("_exact"),
-        *(sf.col("row")[name].alias(name) for name in schema.column_names),
-    )
-    ours = {name: sf.col(value) for name, value in our_values(batch.lake_schema).items()}
-    batch.format.overwrite(stored_rows(kept, batch.lake_schema, ours), batch.lake_schema.name)
+    with _checked(_paired(moves.where("is_new"), moves.where("NOT is_new")), schema) as paired:
+        batch = batch.with_overflow_for(paired, "exact")
+        kept = _told(paired.where("gone_lsn IS NULL")).select(
+            "_kind",
+            "_lsn",
+            "_timestamp",
+            sf.col("exact").alias("_exact"),
+            *(sf.col("row")[name].alias(name) for name in schema.column_names),
+        )
+        ours = {name: sf.col(value) for name, value in our_values(batch.lake_schema).items()}
+        batch.format.overwrite(stored_rows(kept, batch.lake_schema, ours), batch.lake_schema.name)
     return batch.lake_schema
 
 
@@ -123,9 +125,9 @@ def _moves(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFram
 
 def _paired_with_table(
     rows: DataFrame, batch: Batch, counts: str, truncate: Truncate | None
-) -> DataFrame:
-    """See _paired; with those rows of the table that count (in SQL), until the truncate. Those
-    that stay are among them only if the table cannot tell equal rows apart."""
+) -> AbstractContextManager[DataFrame]:
+    """See _paired and _checked; with those rows of the table that count (in SQL), until the
+    truncate. Those that stay are among them only if the table cannot tell equal rows apart."""
     schema = batch.lake_schema.schema
     moves = checkpointed(_moves(rows, schema, batch.changes.stats))
     removals = moves.where("NOT is_new")
@@ -218,16 +220,22 @@ def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
     return numbered.join(taken, same, "full")
 
 
-def _checked(paired: DataFrame, schema: TableSchema) -> DataFrame:
-    paired = checkpointed(paired)
-    lacking = paired.where("is_new IS NULL").count()
-    if lacking:
+@contextmanager
+def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
+    """Computed once. What is written inside fails if a removal found no row."""
+    found = sf.when(sf.col("is_new").isNull(), sf.raise_error(sf.lit(_LACKING)))
+    try:
+        paired_all = paired.withColumn("is_new", found.otherwise(sf.col("is_new")))
+        yield checkpointed(paired_all.withColumn("comes_or_goes", sf.lit("yes")))
+    except Exception as error:
+        if _LACKING not in str(error):
+            raise
+        lacking = paired.where("is_new IS NULL").count()
         raise DestinationError(
             f"{schema.name} lacks {lacking} of the rows that were removed from its source",
             hint="The table was changed by someone else, or has no key and values that Spark"
             " cannot hold: copy it again.",
-        )
-    return paired
+        ) from error
 
 
 def _told(paired: DataFrame) -> DataFrame:
@@ -251,7 +259,8 @@ def _merge(source: DataFrame, batch: Batch, places: RowPlaces, removed: str, res
     """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
     with viewed(source) as view:
         batch.spark.sql(
-            f"MERGE INTO {batch.identifier} {TARGET} USING {view} {SOURCE}"
+            f"MERGE INTO {batch.identifier} {TARGET}"
+            f" USING (SELECT * FROM {view} WHERE comes_or_goes = 'yes') {SOURCE}"
             f" ON {places.file} = {SOURCE}.file AND {places.place} = {SOURCE}.place"
             f" WHEN MATCHED THEN {removed}"
             f" WHEN NOT MATCHED THEN {inserted(_new_values(batch.lake_schema))}"

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _VIEW = "walflow_round"
+_FILTER_FROM = "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold"
 _NET = ("_kind", "_lsn", "_timestamp")
 
 
@@ -223,15 +224,25 @@ def with_base_rows(net: DataFrame, identifier: str, lake_schema: LakeTableSchema
         *(value(name) for name in schema.column_names),
     )
     # Not `kept`: when it caches a frame over a table, Spark 4.1 takes columns whose names differ
-    # by case alone for the same.
-    return net.where("_old IS NULL").unionByName(checkpointed(filled))
+    # by case alone for the same. All of it, because a MERGE filters the table's scan by the keys of
+    # what comes from one place.
+    return checkpointed(net.where("_old IS NULL").unionByName(filled))
 
 
 @contextmanager
 def viewed(frame: DataFrame) -> Iterator[str]:
-    """The frame under a name, in its own session, for SQL that has no DataFrame form."""
+    """The frame under a name, in its own session, for a MERGE, which has no DataFrame form.
+
+    Where the MERGE selects from it by a plain comparison, Spark filters the table's scan by the keys
+    that it finds, however large it takes the frame to be: what comes out of joins it takes for
+    the product of both.
+    """
+    session = frame.sparkSession
+    before = session.conf.get(_FILTER_FROM)
+    session.conf.set(_FILTER_FROM, "1000p")
     frame.createOrReplaceTempView(_VIEW)
     try:
         yield _VIEW
     finally:
-        frame.sparkSession.catalog.dropTempView(_VIEW)
+        session.catalog.dropTempView(_VIEW)
+        session.conf.set(_FILTER_FROM, before)

@@ -58,8 +58,9 @@ def _only_appends(batch: Batch) -> bool:
 
 
 def _merge(batch: Batch) -> LakeTableSchema:
-    schema, stats = batch.lake_schema.schema, batch.changes.stats
-    with kept(net_changes(batch.changes.changes, schema, stats)) as net:
+    schema, changes, stats = batch.lake_schema.schema, batch.changes, batch.changes.stats
+    net_rows = net_changes(changes.changes, schema, stats, chains=changes.key_chains)
+    with kept(net_rows) as net:
         batch = batch.with_overflow_for(net, "_exact")
         lake_schema, identifier = batch.lake_schema, batch.identifier
         if batch.changes.truncated:

@@ -42,7 +42,14 @@ def row_changes(changes: TableChanges) -> DataFrame:
     """
     schema, stats = changes.schema, changes.stats
     rows = between_truncates(changes.changes, stats)
-    events = row_events(rows, schema, stats, within=[EMPTIED], followed=stats.unchanged)
+    events = row_events(
+        rows,
+        schema,
+        stats,
+        within=[EMPTIED],
+        followed=stats.unchanged,
+        chains=stats.unchanged and changes.key_chains,
+    )
     events = events.withColumn("gone", sf.col("deletes") | sf.col("departs"))
     if stats.unchanged:
         events = _with_known_values(events, schema, stats)
