@@ -38,7 +38,7 @@ from walflow.spark.session import make_session, stop_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HardBatches", "bench_hard_batches", "show_hard_batches"]
+__all__ = ["KINDS", "HardBatches", "HardTable", "bench_hard_batches", "show_hard_batches"]
 
 KINDS = ("overflow", "moving", "emptied", "keyless")
 BATCHES_OF = (100, 10_000)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from walflow.bench.single_rows import HARD_COLUMNS
 from walflow.bench.source_table import COLUMNS, ROW
 from walflow.config import Settings, SparkSettings, load_settings
 from walflow.destinations.iceberg import EXTENSIONS
@@ -61,8 +62,11 @@ class CopiedTable:
 
 
 @contextmanager
-def copied_table(rows: int, *, debug: bool = False, **more: object) -> Iterator[CopiedTable]:
-    """``more``: settings of the pipeline, with ``__`` for the dot."""
+def copied_table(
+    rows: int, *, hard: bool = False, debug: bool = False, **more: object
+) -> Iterator[CopiedTable]:
+    """``hard``: with columns for hard changes (see SingleRows). ``more``: settings of the pipeline,
+    with ``__`` for the dot."""
     with ExitStack() as stack:
         server = stack.enter_context(
             EmbeddedPostgres(
@@ -78,6 +82,8 @@ def copied_table(rows: int, *, debug: bool = False, **more: object) -> Iterator[
             connection.execute(
                 f"INSERT INTO bench SELECT {ROW.format(id='i')} FROM generate_series(1, {rows}) i"
             )
+            if hard:
+                connection.execute(HARD_COLUMNS)
             connection.execute("VACUUM (ANALYZE) bench")
             connection.execute("CREATE PUBLICATION walflow FOR TABLE bench")
         folder = Path(tempfile.mkdtemp(prefix="walflow-bench-"))

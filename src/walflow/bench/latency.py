@@ -14,6 +14,7 @@ from rich.console import Console
 
 from walflow.bench.lake_pipeline import CopiedTable, copied_table
 from walflow.bench.measure import client_cpu
+from walflow.bench.single_rows import SingleRows
 from walflow.destinations import warehouse_of
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.model import Lsn, TableName
@@ -24,10 +25,13 @@ _LOOK_SECONDS = 0.01
 _WARM_UP_SECONDS = 60.0
 """A pipeline runs for days; in its first minute Java compiles more than it works."""
 _LAST_SECONDS = 60.0
+_TRUNCATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
+    table: str
+    """``plain`` or ``hard``."""
     commits: int
     seconds: float
     p50: float
@@ -41,7 +45,7 @@ class Latency:
     def to_json(self) -> str:
         return json.dumps(
             {
-                "name": "latency",
+                "name": f"latency, {self.table}",
                 "commits": self.commits,
                 "seconds": round(self.seconds, 1),
                 "p50_s": round(self.p50, 3),
@@ -54,7 +58,8 @@ class Latency:
 
     def show(self, console: Console, *, as_json: bool) -> None:
         console.print(
-            f"commit to visible: p50 {self.p50:.2f} s, p99 {self.p99:.2f} s, max {self.worst:.2f} s"
+            f"{self.table}, commit to visible: p50 {self.p50:.2f} s, p99 {self.p99:.2f} s,"
+            f" max {self.worst:.2f} s"
             f" ({self.commits:,} commits in {self.seconds:.0f} s, {self.batches} batches,"
             f" {self.cpu:.2f} cores)"
         )
@@ -62,20 +67,25 @@ class Latency:
             print(self.to_json())
 
 
-def bench_latency(rows: int, per_second: int, seconds: float, *, debug: bool = False) -> Latency:
-    """Single-row commits at an even pace, on a table that is already copied."""
-    with copied_table(rows, debug=debug) as table:
+def bench_latency(
+    rows: int, per_second: int, seconds: float, *, hard: bool = False, debug: bool = False
+) -> Latency:
+    """Single-row commits at an even pace, on a table that is already copied. ``hard``: changes as
+    SingleRows makes them, and a truncate a minute."""
+    with copied_table(rows, hard=hard, debug=debug) as table:
+        changes = SingleRows(rows, hard=hard)
         with table.pipeline() as pipeline:
             pipeline.wait(until_caught_up=True)
-            _commit(table, per_second, _WARM_UP_SECONDS)
+            _commit(table, changes, per_second, _WARM_UP_SECONDS)
             with _Watch(table) as watch:
                 began, cpu = time.perf_counter(), client_cpu()
-                commits = _commit(table, per_second, seconds)
+                commits = _commit(table, changes, per_second, seconds)
                 took = time.perf_counter() - began
                 cores = (client_cpu() - cpu) / took
                 watch.wait_for(commits[-1][0])
         waits = np.array([watch.seen_at(lsn) - at for lsn, at in commits])
         return Latency(
+            table="hard" if hard else "plain",
             commits=len(commits),
             seconds=took,
             p50=float(np.quantile(waits, 0.5)),
@@ -86,16 +96,20 @@ def bench_latency(rows: int, per_second: int, seconds: float, *, debug: bool = F
         )
 
 
-def _commit(table: CopiedTable, per_second: int, seconds: float) -> list[tuple[Lsn, float]]:
-    """Update single rows; the position and the time of each commit."""
-    random = np.random.default_rng(11)
+def _commit(
+    table: CopiedTable, changes: SingleRows, per_second: int, seconds: float
+) -> list[tuple[Lsn, float]]:
+    """Change single rows; the position and the time of each commit."""
     commits = []
     with table.server.connect() as connection:
         began = time.perf_counter()
+        emptied = began - _TRUNCATE_SECONDS / 2
         for number in range(int(per_second * seconds)):
             time.sleep(max(0.0, began + number / per_second - time.perf_counter()))
-            key = int(random.integers(1, table.rows + 1))
-            connection.execute("UPDATE bench SET amount = amount + 1 WHERE id = %s", [key])
+            if time.perf_counter() - emptied > _TRUNCATE_SECONDS:
+                emptied = time.perf_counter()
+                changes.empty(connection)
+            changes.change(connection)
             at = time.perf_counter()
             row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             assert row is not None

@@ -177,6 +177,14 @@ def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json
 @click.option(
     "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="How long."
 )
+@click.option(
+    "--table",
+    "tables",
+    default="plain",
+    show_default=True,
+    help="plain, hard (infinity, NaN, values that are not sent, changes of key, truncates), or "
+    "both with a comma between.",
+)
 @_as_json
 @debug_option
 @click.pass_context
@@ -185,13 +193,20 @@ def latency(
     rows: int,
     per_second: int,
     seconds: float,
+    tables: str,
     as_json: bool,
 ) -> None:
     """From a commit until a reader that opens the Iceberg table sees it."""
     from walflow.bench.latency import bench_latency
 
-    result = bench_latency(rows, per_second, seconds, debug=is_debug(context))
-    result.show(table_console(), as_json=as_json)
+    wanted = tables.split(",")
+    if unknown := set(wanted) - {"plain", "hard"}:
+        raise click.UsageError(f"--table {', '.join(unknown)}: plain, hard, or both.")
+    for table in wanted:
+        result = bench_latency(
+            rows, per_second, seconds, hard=table == "hard", debug=is_debug(context)
+        )
+        result.show(table_console(), as_json=as_json)
 
 
 @bench.command()

@@ -51,7 +51,7 @@ _DRIVER_CONF: Mapping[str, str] = {
     "spark.driver.maxResultSize": "0",
     # A batch of one table needs up to 40 classes. With Spark's room for 100, five tables throw out
     # each other's: they would be compiled for every batch, by Spark and then by Java.
-    "spark.sql.codegen.cache.maxEntries": "10000",
+    "spark.sql.codegen.cache.maxEntries": "5000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # What Spark remembers of finished work for pages that nobody opens.
@@ -124,6 +124,9 @@ def driver_conf(
     }
     if _is_here(settings.master):
         conf |= _LOOPBACK
+    if is_local(settings.master):
+        # Each sort begins with a page, which is filled with zeros. Spark's own choice is 32 MB.
+        conf["spark.buffer.pageSize"] = "2m"
     if not is_local(settings.master):
         conf["spark.executor.extraJavaOptions"] = " ".join(everywhere)
     conf |= extra

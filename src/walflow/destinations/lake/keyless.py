@@ -35,6 +35,8 @@ __all__ = ["mark_copies", "merge_copies", "overwrite_copies"]
 
 _OTHERS = "others"
 """The table's columns that the source has no longer."""
+_ALWAYS = "always"
+"""A column for a MERGE to select by (see viewed)."""
 _LACKING = "walflow: a removed row is not in the table"
 
 
@@ -225,8 +227,11 @@ def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
     """Computed once. What is written inside fails if a removal found no row."""
     found = sf.when(sf.col("is_new").isNull(), sf.raise_error(sf.lit(_LACKING)))
     try:
-        paired_all = paired.withColumn("is_new", found.otherwise(sf.col("is_new")))
-        yield checkpointed(paired_all.withColumn("comes_or_goes", sf.lit("yes")))
+        yield checkpointed(
+            paired.withColumns(
+                {"is_new": found.otherwise(sf.col("is_new")), _ALWAYS: sf.lit("yes")}
+            )
+        )
     except Exception as error:
         if _LACKING not in str(error):
             raise
@@ -260,7 +265,7 @@ def _merge(source: DataFrame, batch: Batch, places: RowPlaces, removed: str, res
     with viewed(source) as view:
         batch.spark.sql(
             f"MERGE INTO {batch.identifier} {TARGET}"
-            f" USING (SELECT * FROM {view} WHERE comes_or_goes = 'yes') {SOURCE}"
+            f" USING (SELECT * FROM {view} WHERE {_ALWAYS} = 'yes') {SOURCE}"
             f" ON {places.file} = {SOURCE}.file AND {places.place} = {SOURCE}.place"
             f" WHEN MATCHED THEN {removed}"
             f" WHEN NOT MATCHED THEN {inserted(_new_values(batch.lake_schema))}"

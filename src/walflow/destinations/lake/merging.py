@@ -233,12 +233,13 @@ def with_base_rows(net: DataFrame, identifier: str, lake_schema: LakeTableSchema
 def viewed(frame: DataFrame) -> Iterator[str]:
     """The frame under a name, in its own session, for a MERGE, which has no DataFrame form.
 
-    Where the MERGE selects from it by a plain comparison, Spark filters the table's scan by the keys
-    that it finds, however large it takes the frame to be: what comes out of joins it takes for
-    the product of both.
+    Where the MERGE selects from it by a plain comparison, Spark filters the table's scan by the
+    keys that it finds, however large it takes the frame to be: what comes out of joins it takes
+    for the product of both.
     """
     session = frame.sparkSession
     before = session.conf.get(_FILTER_FROM)
+    assert before is not None  # it has a default
     session.conf.set(_FILTER_FROM, "1000p")
     frame.createOrReplaceTempView(_VIEW)
     try:

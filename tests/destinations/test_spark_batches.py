@@ -1,0 +1,62 @@
+"""What a batch by Spark costs: few jobs, and no code that is generated anew for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from walflow.bench.hard_batches import KINDS, HardTable
+from walflow.bench.spark_jobs import counted_jobs
+from walflow.destinations.iceberg import IcebergFormat
+from walflow.destinations.lake import LakeDestination, Owner
+from walflow.model import Lsn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+ROWS, CHANGES = 500, 40
+
+
+class Generating(IcebergFormat):
+    """As users have it: the tests' session compiles nothing."""
+
+    @property
+    def session_conf(self) -> dict[str, str]:
+        generating = {
+            "spark.sql.codegen.wholeStage": "true",
+            "spark.sql.codegen.factoryMode": "CODEGEN_ONLY",
+        }
+        return {**super().session_conf, **generating}
+
+
+def compiled(spark: SparkSession) -> int:
+    """How many classes Spark has generated so far."""
+    jvm: Any = spark.sparkContext._jvm
+    metrics = jvm.org.apache.spark.metrics.source.CodegenMetrics
+    count: int = metrics.METRIC_COMPILATION_TIME().getCount()
+    return count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hard_batch(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    destination = LakeDestination(
+        spark, Generating(str(tmp_path / "lake")), Owner("bench", "bench")
+    )
+    table = HardTable(kind, ROWS, tmp_path / "log")
+    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), overflow=False)
+
+    def batch() -> None:
+        destination.write_events(table.batch(spark, CHANGES))
+
+    for _ in range(3):
+        batch()
+    before = compiled(spark)
+    assert before > 0
+    for _ in range(3):
+        assert counted_jobs(spark, batch).jobs <= 2
+    assert compiled(spark) == before
+    destination.shutdown()
