@@ -21,16 +21,11 @@ pytestmark = pytest.mark.spark
 ROWS, CHANGES = 500, 40
 
 
-class Generating(IcebergFormat):
-    """As users have it: the tests' session compiles nothing."""
-
-    @property
-    def session_conf(self) -> dict[str, str]:
-        generating = {
-            "spark.sql.codegen.wholeStage": "true",
-            "spark.sql.codegen.factoryMode": "CODEGEN_ONLY",
-        }
-        return {**super().session_conf, **generating}
+# As users have it: the tests' session compiles nothing.
+GENERATING = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "CODEGEN_ONLY",
+}
 
 
 def compiled(spark: SparkSession) -> int:
@@ -43,9 +38,9 @@ def compiled(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hard_batch(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    destination = LakeDestination(
-        spark, Generating(str(tmp_path / "lake")), Owner("bench", "bench")
-    )
+    format = IcebergFormat(str(tmp_path / "lake"))
+    format.session_conf = {**format.session_conf, **GENERATING}
+    destination = LakeDestination(spark, format, Owner("bench", "bench"))
     table = HardTable(kind, ROWS, tmp_path / "log")
     destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), overflow=False)
 
