@@ -125,13 +125,11 @@ class TableChanges:
         """Every change: the table's columns and ``_change_type``, ``_lsn``, ``_seq``,
         ``_timestamp``, ``_xid``, ``_unchanged``, ``_old``, ``_exact``. (``_lsn``, ``_seq``) is
         their order, is unique, and is the same in every replay."""
-        from pyspark.sql import functions as sf
-
-        from walflow.spark.changes import literal_position
+        from walflow.spark.changes import place
 
         rows = self._read()
         # A position is the end of a transaction, `_lsn` the place of its commit, just before.
-        return rows.where(sf.col("_lsn") >= literal_position(self.after)) if self.after else rows
+        return rows.where(place() > place(self.after)) if self.after else rows
 
     def _read(self) -> DataFrame:
         from walflow.spark.changes import read_changes

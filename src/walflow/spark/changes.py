@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EXACT_TYPE",
     "changes_schema",
-    "literal_position",
     "old_type",
+    "place",
     "read_changes",
     "since_truncate",
 ]
@@ -63,14 +62,18 @@ def since_truncate(changes: DataFrame, stats: ChangeStats) -> DataFrame:
     if stats.last_truncate is None:
         return changes
     lsn, seq = stats.last_truncate
-    at = literal_position(lsn)
-    after = (sf.col("_lsn") > at) | (
-        (sf.col("_lsn") == at) & (sf.col("_seq") > literal_position(seq))
-    )
+    after = place() > place(lsn, seq)
     return changes.where(after & (sf.col("_change_type") != ChangeType.TRUNCATE.value))
 
 
-def literal_position(position: int) -> Expr:
-    """A position to compare with. As a number it would be part of the code that Spark generates,
-    which would be compiled anew for each batch; as a decimal it is handed to the code."""
-    return sf.lit(Decimal(position))
+def place(lsn: int | None = None, seq: int = -1) -> Expr:
+    """A change's place in the log, or one to compare it with: the transaction's if no ``seq`` is
+    told, which is before all of its changes.
+
+    Not as a number: that would be a part of the code that Spark generates, which would be compiled
+    anew for each batch. A struct is handed to the code.
+    """
+    if lsn is None:
+        return sf.struct("_lsn", "_seq")
+    numbers = {"_lsn": lsn, "_seq": seq}
+    return sf.struct(*(sf.lit(n).cast("bigint").alias(name) for name, n in numbers.items()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.model import OLD_EXACT, ChangeStats, ChangeType, Lsn, TableSchema
-from walflow.spark.changes import literal_position, read_changes
+from walflow.spark.changes import place, read_changes
 from walflow.spark.names import quoted
 from walflow.spark.row_identity import may_be_inexact
 
@@ -33,8 +33,7 @@ def touched_keys(
     where it has one. ``files`` are the log's, of one form, and ``stats`` what is in them.
     """
     # A position is the end of a transaction, `_lsn` the place of its commit, just before.
-    lsn = sf.col("_lsn")
-    inside = (lsn >= literal_position(after)) & (lsn < literal_position(upto))
+    inside = (place() > place(after)) & (place() < place(upto))
     changes = read_changes(spark, files, schema).where(inside)
     changes = changes.where(sf.col("_change_type") != ChangeType.TRUNCATE.value)
     keys = changes.select(*_key(schema, stats, "", ""))
