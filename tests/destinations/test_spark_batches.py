@@ -9,6 +9,7 @@ import pytest
 
 from walflow.bench.hard_batches import KINDS, HardTable
 from walflow.bench.spark_jobs import counted_jobs
+from walflow.destinations.base import TableCopy
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
 from walflow.model import Lsn
@@ -37,15 +38,19 @@ def compiled(spark: SparkSession) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hard_batch(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_a_hard_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(IcebergFormat, "columnar", lambda *_: None)  # all is left to Spark
     format = IcebergFormat(str(tmp_path / "lake"))
     format.session_conf = {**format.session_conf, **GENERATING}
     destination = LakeDestination(spark, format, Owner("bench", "bench"))
     table = HardTable(kind, ROWS, tmp_path / "log")
-    destination.adopt_files(table.schema, table.copy_files(), Lsn(table.position), overflow=False)
+    files = tuple(table.copy_files())
+    destination.copy(TableCopy(table.schema, files, Lsn(table.position), False, spark))
 
     def batch() -> None:
-        destination.write_events(table.batch(spark, CHANGES))
+        destination.apply(table.batch(spark, CHANGES))
 
     for _ in range(3):
         batch()
