@@ -78,6 +78,8 @@ def bench_hard_batches(
                     table = HardTable(kind, many, lake.folder / kind)
                     lake.adopt(table.schema, table.copy_files(), table.position)
                     for size in BATCHES_OF:
+                        if size > many // 2:
+                            continue
                         yield _bench(name, lake, table, bare, plain, size, repeats)
                 lake.destination.shutdown()
 
