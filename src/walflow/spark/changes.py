@@ -76,4 +76,4 @@ def place(lsn: int | None = None, seq: int = -1) -> Expr:
     if lsn is None:
         return sf.struct("_lsn", "_seq")
     numbers = {"_lsn": lsn, "_seq": seq}
-    return sf.struct(*(sf.lit(n).cast("bigint").alias(name) for name, n in numbers.items()))
+    return sf.struct(*(sf.lit(int(n)).cast("bigint").alias(name) for name, n in numbers.items()))
