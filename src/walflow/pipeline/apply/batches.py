@@ -282,7 +282,7 @@ class Batches:
         call_again(
             lambda: self._apply(changes),
             stop=self.run.end.asked,
-            can_retry=lambda error: is_worth_retrying(error) and not isinstance(error, TableMoved),
+            can_retry=_may_pass,
             wait=QUICK_RETRY,
             tell=tell,
             attempts=2,
@@ -292,6 +292,11 @@ class Batches:
         written = self.destination.apply(changes)
         if written is not None:
             self.run.metrics.batch_written(written.engine, written.fallback or "")
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed a moment later."""
+    return is_worth_retrying(error) and not isinstance(error, (TableMoved, NotFollowed))
 
 
 def _is_called_like(schema: TableSchema, other: TableSchema) -> bool:
