@@ -13,7 +13,7 @@ is then not what the test meant.
 The places: ``move.<phase>`` and ``moved.<phase>`` (before and after a phase is stored),
 ``slot.made``, ``copy.range``, ``copy.updated``, ``sync.data_sync``, ``sync.finished_copy``,
 ``apply.write``, ``apply.written``, ``evolve.change``, ``evolve.changed``,
-``maintain.compacted``, ``maintain.expire``, ``drop.slot``,
+``maintain.compacted``, ``maintain.expire``, ``compact.rewritten``, ``drop.slot``,
 ``drop.store``, ``drop.table``.
 """
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +22,7 @@ from structlog.testing import capture_logs
 from tests.destinations.conftest import OWNER
 from tests.destinations.pairs import KEYED, NAN, Pair
 from tests.destinations.reference import ALL_TYPES, Row, make_schema, one_of_each
+from walflow.config import MaintenanceSettings
 from walflow.destinations.iceberg.columnar.arrow_schema import arrow_schema
 from walflow.destinations.iceberg.columnar.commits import IcebergTable
 from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite
@@ -32,6 +36,7 @@ from walflow.destinations.lake.fallback import FallBackToSpark
 from walflow.destinations.lake.format import Compaction
 from walflow.destinations.lake.owner import Stamp
 from walflow.errors import DestinationError
+from walflow.failpoints import set_failpoints
 from walflow.model import Column, Lsn, PgType, Span, TableSchema
 
 if TYPE_CHECKING:
@@ -218,9 +223,7 @@ def test_tables_that_somebody_wants_otherwise_are_left_to_spark(
     pair.destination.shutdown()
 
 
-def test_what_columns_cannot_tell_is_left_to_spark(
-    spark: SparkSession, tmp_path: Path, ways: list[bool]
-) -> None:
+def test_hard_batches_of_each_kind(spark: SparkSession, tmp_path: Path, ways: list[bool]) -> None:
     schema = make_schema({"id": "bigint", "t": "string", "n": "decimal(12,2)"}, ["id"])
     pair = Pair(spark, tmp_path, schema)
     source = pair.source
@@ -231,18 +234,16 @@ def test_what_columns_cannot_tell_is_left_to_spark(
     steps: tuple[Callable[[], object], ...] = (
         lambda: source.update(source.find(id=1), unsent=["t"], id=100),
         lambda: source.update(source.find(id=2), n=NAN),
-        lambda: source.update(source.find(id=2), unsent=["n"], t="its exact text stays, too"),
+        lambda: source.update(source.find(id=2), unsent=["n"], t="its overflow text stays, too"),
+        lambda: source.update(source.find(id=2), unsent=["n", "t"], id=200),
         source.truncate,
+        lambda: source.insert(id=1, t="t"),
     )
     for step in steps:
         with pair.source.transaction():
             step()
         pair.batch()
-    assert not ways
-    with pair.source.transaction():
-        pair.source.insert(id=1, t="t")
-    pair.batch()
-    assert ways == [True], "the table has exact texts, but not in its key"
+    assert ways == [True] * len(steps)
     pair.destination.shutdown()
 
 
@@ -521,6 +522,85 @@ def test_worn_files_are_written_anew_one_at_a_time(spark: SparkSession, tmp_path
     pair.destination.shutdown()
 
 
+def test_batches_go_on_while_small_files_become_one(spark: SparkSession, tmp_path: Path) -> None:
+    """What they delete of the files that are read is deleted of the new one."""
+    pair = copied(spark, tmp_path)
+    for number in range(6):
+        change(pair, number)
+        pair.batch()
+    inserted = [row["id"] for row in pair.source.rows if row["id"] >= 1000]
+
+    def meanwhile() -> None:
+        with pair.source.transaction():
+            pair.source.delete(pair.source.find(id=inserted[1]))
+            pair.source.update(pair.source.find(id=inserted[3]), a="meanwhile")
+            pair.source.update(pair.source.find(id=0), unsent=["b"], a="meanwhile")
+        pair.batch()
+
+    before = data_files(pair)
+    assert compact(pair, small_files=4, meanwhile=meanwhile)
+    assert data_files(pair) < before
+    pair.check()
+    assert pair.positions()[-1] == pair.source.position
+    # Whether by who has written it, or by who reads it.
+    for destination in (pair.destination, pair.another_destination()):
+        with pair.source.transaction():
+            pair.source.update(pair.source.find(id=inserted[2]), a=f"{destination}")
+            pair.source.update(pair.source.find(id=inserted[3]), unsent=["a"], n=8)
+        destination.apply(pair.source.events(spark))
+        pair.check()
+        destination.shutdown()
+
+
+def test_files_that_went_while_they_became_one(spark: SparkSession, tmp_path: Path) -> None:
+    pair = copied(spark, tmp_path)
+    for number in range(6):
+        change(pair, number)
+        pair.batch()
+
+    def meanwhile() -> None:
+        with pair.source.transaction():
+            pair.source.truncate()
+            pair.source.insert(id=1)
+        pair.batch()
+
+    before = files(pair)
+    assert not compact(pair, small_files=4, meanwhile=meanwhile)
+    pair.check()
+    assert len(files(pair) - before) == 1, "that of the batch: what was rewritten is removed"
+    pair.destination.shutdown()
+
+
+def test_maintenance_holds_up_no_batch(
+    spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    plan = MaintenanceSettings(small_files=4)
+    pair = Pair(spark, tmp_path, KEYED, maintenance=plan)
+    with pair.source.transaction():
+        for number in range(100):
+            pair.source.insert(id=number, a="a", n=number)
+    pair.copy()
+    for number in range(8):
+        change(pair, number)
+        pair.batch()
+    before = data_files(pair)
+    set_failpoints("compact.rewritten=hold")
+    request.addfinalizer(lambda: set_failpoints(""))
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(pair.destination.maintain, KEYED)
+        change(pair, 1)
+        pair.batch()
+        assert not done.done()
+        set_failpoints("")
+        done.result()
+    assert data_files(pair) < before
+    pair.check()
+    change(pair, 2)
+    pair.batch()
+    assert pair.positions()[-1] == pair.source.position
+    pair.destination.shutdown()
+
+
 def copied(spark: SparkSession, folder: Path) -> Pair:
     pair = Pair(spark, folder, KEYED)
     with pair.source.transaction():
@@ -536,10 +616,19 @@ def change(pair: Pair, number: int) -> None:
         pair.source.insert(id=int(pair.source.position), n=number)
 
 
-def compact(pair: Pair, small_files: int) -> bool:
-    name, stamp = pair.source.schema.name, Stamp(OWNER, pair.source.position)
+def compact(pair: Pair, small_files: int, meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """``meanwhile``: what happens before the commit."""
+    turns = itertools.count(1)
+
+    @contextmanager
+    def turn() -> Iterator[Stamp]:
+        if next(turns) == 2:
+            meanwhile()
+        yield Stamp(OWNER, pair.source.position)
+
     policy = Compaction(small_files, 64 << 20)
-    return Engines(pair.format, "columnar").compact(pair.session, name, policy, stamp)
+    name = pair.source.schema.name
+    return Engines(pair.format, "columnar").compact(pair.session, name, policy, turn)
 
 
 def files(pair: Pair) -> set[Path]:

@@ -53,6 +53,8 @@ class Capabilities:
     drops: bool = False
     keeps_cuts: bool = False
     """It keeps which versions of its tables belong together."""
+    maintains_beside: bool = False
+    """It maintains a table while changes are applied to it."""
     checks: bool = False
     """It can be tried out before a pipeline is started."""
 
@@ -275,8 +277,9 @@ class Destination(Protocol):
 
     def maintain(self, table: TableSchema) -> None:
         """Compact files, expire versions. Called between two batches of the table: nobody else
-        writes it meanwhile, and its next changes wait, so it should not take long. Repeats safely;
-        if it fails, the table is as readable and as complete as before."""
+        writes it meanwhile, and its next changes wait, so it should not take long. If it
+        ``maintains_beside``, the next changes come while this goes on. Repeats safely; if it
+        fails, the table is as readable and as complete as before."""
         return
 
     def rename(self, table: TableSchema, name: TableName) -> bool:

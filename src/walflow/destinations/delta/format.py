@@ -54,6 +54,7 @@ class DeltaFormat:
     Spark's can know the tables too."""
 
     name = "delta"
+    expires_beside = False
     places = None
 
     def __init__(self, warehouse: str, catalog: str | None = None) -> None:

@@ -70,6 +70,7 @@ class IcebergFormat:
     """
 
     name = "iceberg"
+    expires_beside = True
     places = RowPlaces(f"{TARGET}._file", f"{TARGET}._pos")
 
     def __init__(

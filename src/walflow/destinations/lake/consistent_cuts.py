@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -210,7 +211,7 @@ class ConsistentCuts:
             _MAINTENANCE,
             due,
             lambda: (),
-            stamp,
+            lambda: nullcontext(stamp),
             self._clock,
         )
 

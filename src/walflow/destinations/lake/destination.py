@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,7 +64,13 @@ class LakeDestination(Destination):
     a table a batch."""
 
     capabilities = Capabilities(
-        keeps_position=True, evolves=True, renames=True, drops=True, keeps_cuts=True, checks=True
+        keeps_position=True,
+        evolves=True,
+        renames=True,
+        drops=True,
+        keeps_cuts=True,
+        maintains_beside=True,
+        checks=True,
     )
 
     def __init__(
@@ -94,6 +101,7 @@ class LakeDestination(Destination):
         self._sessions = SessionPool(spark, format.session_conf)
         self._tables = TableCache(format, owner)
         self._namespaces: set[str] = set()
+        self._locks: dict[TableName, threading.Lock] = {}
 
     @property
     def name(self) -> str:
@@ -136,7 +144,7 @@ class LakeDestination(Destination):
             Stamp(self._owner, position),
         )
         constants = self._constants(lake_schema, position)
-        with self._writing(table.name) as spark:
+        with self._making(table.name) as spark:
             # Whose it is decides whether it may be replaced.
             stored = self._tables.look(spark, table.name)
             if stored is not None and has_past(spark, self._format, table.name, stored):
@@ -178,7 +186,7 @@ class LakeDestination(Destination):
         happens to it while they are written shows afterwards: the commit says what it was made
         for."""
         table, span = changes.schema, changes.span
-        with self._session(table.name) as spark:
+        with self._writing(table.name) as spark:
             stored = self._tables.current(spark, table.name)
             position = self._check_place(table, stored, span)
             if position >= span.upto:
@@ -220,7 +228,7 @@ class LakeDestination(Destination):
     def evolve(self, evolution: Evolution) -> None:
         """See Destination, and lake.schema_changes for what becomes of rows that are there."""
         name = evolution.after.name
-        with self._session(name) as spark:
+        with self._writing(name) as spark:
             self._tables.forget(name)
             stored = self._tables.look(spark, name)
             if (
@@ -236,7 +244,7 @@ class LakeDestination(Destination):
 
     def rename(self, table: TableSchema, name: TableName) -> bool:
         """See Destination. False also if there is another table of that name."""
-        with self._session(table.name) as spark:
+        with self._writing(table.name) as spark:
             self._tables.forget(table.name)
             self._tables.forget(name)
             taken = self._tables.look(spark, name) is not None
@@ -250,7 +258,7 @@ class LakeDestination(Destination):
 
     def drop(self, table: TableSchema) -> None:
         """Remove the table with its files; DestinationForeign if it is not ours."""
-        with self._session(table.name) as spark:
+        with self._writing(table.name) as spark:
             self._tables.forget(table.name)
             self._tables.look(spark, table.name)
             self._format.drop(spark, table.name)
@@ -276,11 +284,10 @@ class LakeDestination(Destination):
             return
         due = self._schedule.begin(table.name)
         with self._session(table.name) as spark:
-            stored = self._tables.current(spark, table.name)
+            with self._lock(table.name):
+                stored = self._tables.current(spark, table.name)
             if stored is None or stored.position is None:
                 return
-            stamp = Stamp(self._owner, stored.position, stored.position)
-            needed = partial(self._cuts.needed, spark, table.name)
             maintain(
                 spark,
                 self._format,
@@ -288,10 +295,19 @@ class LakeDestination(Destination):
                 table.name,
                 self._maintenance,
                 due,
-                needed,
-                stamp,
+                partial(self._cuts.needed, spark, table.name),
+                partial(self._turn, spark, table.name),
                 self._clock,
             )
+
+    @contextmanager
+    def _turn(self, spark: SparkSession, name: TableName) -> Iterator[Stamp]:
+        """See lake.format.Turn."""
+        with self._lock(name):
+            stored = self._tables.current(spark, name)
+            if stored is None or stored.position is None:
+                raise TableMoved(f"{name} is being copied anew")
+            yield Stamp(self._owner, stored.position, stored.position)
 
     def keep_cut(self, cut: ConsistentCut) -> bool:
         """See Destination."""
@@ -321,10 +337,20 @@ class LakeDestination(Destination):
 
     # Sessions.
 
+    def _lock(self, name: TableName) -> threading.Lock:
+        """Held by whoever commits to the table: maintenance goes on beside batches."""
+        return self._locks.setdefault(name, threading.Lock())
+
     @contextmanager
     def _writing(self, name: TableName) -> Iterator[SparkSession]:
+        """A session for who writes the table; nobody else of this process does meanwhile."""
+        with self._lock(name), self._session(name) as spark:
+            yield spark
+
+    @contextmanager
+    def _making(self, name: TableName) -> Iterator[SparkSession]:
         """A session for what makes the table, or moves it by other means than changes."""
-        with self._session(name) as spark:
+        with self._writing(name) as spark:
             self._tables.forget(name)
             if name.schema not in self._namespaces:
                 self._format.make_namespace(spark, name)

@@ -15,10 +15,9 @@ from walflow.config.lake import EngineChoice
 from walflow.destinations.base import Written
 from walflow.destinations.lake.batch import Batch
 from walflow.destinations.lake.fallback import FallBackToSpark, Reason
-from walflow.destinations.lake.format import Columnar, Compaction, LakeFormat
+from walflow.destinations.lake.format import Columnar, Compaction, LakeFormat, Turn
 from walflow.destinations.lake.modes import MODES
-from walflow.destinations.lake.net_columns import are_plain, columnar_changes
-from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.net_columns import columnar_changes, fits_memory
 from walflow.errors import DestinationError
 from walflow.failpoints import failpoint
 from walflow.model import TableName
@@ -50,12 +49,10 @@ class Engine(Protocol):
     def append(self, spark: SparkSession, name: TableName, rows: pa.Table) -> None:
         """Add rows that have all columns of the table, in one commit without a stamp."""
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> bool:
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction, turn: Turn) -> bool:
         """Rewrite small files, and those of which much is deleted, if there are enough of them to
-        pay; whether it did. The newest commit has the stamp then. Does a limited amount of work:
-        what is left is due again."""
+        pay; whether it did. The newest commit has the turn's stamp then. Does a limited amount of
+        work: what is left is due again."""
 
 
 class SparkEngine:
@@ -74,10 +71,8 @@ class SparkEngine:
         # One partition, so one file.
         self._format.append(spark.createDataFrame(rows).coalesce(1), name)
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> bool:
-        with self._format.stamped(spark, stamp):
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction, turn: Turn) -> bool:
+        with turn() as stamp, self._format.stamped(spark, stamp):
             done = self._format.compact(spark, name, policy)
             if done:
                 failpoint("maintain.compacted", name)
@@ -97,19 +92,20 @@ class ColumnarEngine:
     def merge(self, batch: Batch) -> None:
         if (mode := batch.lake_schema.plan.mode) != "mirror":
             raise FallBackToSpark(f"mode {mode}", Reason.MODE)
-        if not are_plain(batch.changes, batch.lake_schema):
-            raise FallBackToSpark("there are changes of other kinds", Reason.CHANGES)
+        if not fits_memory(batch.changes):
+            raise FallBackToSpark("there are too many changes, or none", Reason.SIZE)
         self._tables.merge(
-            batch.lake_schema, lambda: columnar_changes(batch.changes), batch.begins, batch.stamp
+            batch.lake_schema,
+            lambda: columnar_changes(batch.changes, overflow=batch.lake_schema.overflow),
+            batch.begins,
+            batch.stamp,
         )
 
     def append(self, spark: SparkSession, name: TableName, rows: pa.Table) -> None:
         self._tables.append(name, rows)
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> bool:
-        done = self._tables.compact(name, policy, stamp)
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction, turn: Turn) -> bool:
+        done = self._tables.compact(name, policy, turn)
         if done:
             failpoint("maintain.compacted", name)
         return done
@@ -138,11 +134,9 @@ class Engines:
     def append(self, spark: SparkSession, name: TableName, rows: pa.Table) -> None:
         self._do(spark, name, lambda engine: engine.append(spark, name, rows), strict=False)
 
-    def compact(
-        self, spark: SparkSession, name: TableName, policy: Compaction, stamp: Stamp
-    ) -> bool:
+    def compact(self, spark: SparkSession, name: TableName, policy: Compaction, turn: Turn) -> bool:
         def compact(engine: Engine) -> bool:
-            return engine.compact(spark, name, policy, stamp)
+            return engine.compact(spark, name, policy, turn)
 
         done, _ = self._do(spark, name, compact, strict=False)
         return done

@@ -13,7 +13,6 @@ class Reason(StrEnum):
     SETTING = "apply.engine is spark"
     FORMAT = "no columnar engine for this format"
     MODE = "mode"
-    CHANGES = "kinds of changes"
     SIZE = "size"
     PLACE = "files elsewhere"
     TABLE = "how the table is made"

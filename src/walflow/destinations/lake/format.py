@@ -26,6 +26,7 @@ __all__ = [
     "LakeFormat",
     "RowPlaces",
     "Stored",
+    "Turn",
     "Version",
 ]
 
@@ -109,6 +110,11 @@ class ColumnChanges:
     properties: Mapping[str, str]
 
 
+Turn = Callable[[], AbstractContextManager[Stamp]]
+"""Entered by whoever commits in between: nobody else of this process writes the table meanwhile.
+Gives what the commit has to say of itself."""
+
+
 class Columnar(Protocol):
     """Writes in columns, in this process. FallBackToSpark: this cannot be written so, and nothing
     has happened."""
@@ -127,9 +133,9 @@ class Columnar(Protocol):
     def append(self, name: TableName, rows: pa.Table) -> None:
         """Add rows that have all columns of the table. One commit, without a stamp."""
 
-    def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
-        """Rewrite some of its files as one, if it pays, in one commit with the stamp; whether it
-        did."""
+    def compact(self, name: TableName, policy: Compaction, turn: Turn) -> bool:
+        """Rewrite some of its files as one, if it pays, in one commit; whether it did. Batches go
+        on meanwhile, but for the moments of the turns."""
 
 
 class LakeFormat(Protocol):
@@ -255,6 +261,11 @@ class LakeFormat(Protocol):
         """Have Spark rewrite small files, and those of which much is deleted, if there are enough
         of them to pay, and what lists the files; whether anything was committed. Does a limited
         amount of work: what is left is due again."""
+
+    @property
+    def expires_beside(self) -> bool:
+        """Whether versions expire, and orphans are removed, while batches are written. If not,
+        whoever asks for it has the turn."""
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

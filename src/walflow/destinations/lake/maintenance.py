@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from walflow.config import MaintenanceSettings
 from walflow.destinations.lake.engines import Engines
-from walflow.destinations.lake.format import Compaction, LakeFormat, Version
-from walflow.destinations.lake.owner import Stamp
+from walflow.destinations.lake.format import Compaction, LakeFormat, Turn, Version
 from walflow.destinations.lake.retention import kept_by_age
 from walflow.failpoints import failpoint
 from walflow.model import TableName
@@ -100,25 +99,38 @@ def maintain(
     maintenance: MaintenanceSettings,
     due: Due,
     needed: Callable[[], Collection[int]],
-    stamp: Stamp,
+    turn: Turn,
     clock: Callable[[], float],
 ) -> None:
-    """Do what is due. What it commits has the stamp; ``needed`` says which versions others
-    need."""
+    """Do what is due. ``needed`` says which versions others need."""
     if due.compact:
         policy = Compaction(maintenance.small_files, maintenance.target_file_bytes)
-        engines.compact(spark, name, policy, stamp)
+        engines.compact(spark, name, policy, turn)
+    if format.expires_beside:
+        _expire(spark, format, name, maintenance, due, needed, clock)
+        return
+    with turn() as stamp, format.stamped(spark, stamp):
+        _expire(spark, format, name, maintenance, due, needed, clock)
+
+
+def _expire(
+    spark: SparkSession,
+    format: LakeFormat,
+    name: TableName,
+    maintenance: MaintenanceSettings,
+    due: Due,
+    needed: Callable[[], Collection[int]],
+    clock: Callable[[], float],
+) -> None:
     failpoint("maintain.expire", name)
     versions = format.versions(spark, name)
     if len(versions) > maintenance.keep_snapshots:
         gone = given_up(versions, clock(), maintenance, needed())
         if gone:
-            with format.stamped(spark, stamp):
-                format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
+            format.expire(spark, name, [version.id for version in gone], gone[-1].committed)
     if due.remove_orphans:
         age = timedelta(seconds=maintenance.orphans_seconds)
-        with format.stamped(spark, stamp):
-            format.remove_orphans(spark, name, datetime.now(UTC) - age)
+        format.remove_orphans(spark, name, datetime.now(UTC) - age)
 
 
 def given_up(

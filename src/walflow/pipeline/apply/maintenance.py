@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,7 +28,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Called by the tables' workers, so that nobody writes the table meanwhile."""
+    """Called by the tables' workers, each between two batches of its table."""
 
     def __init__(
         self, spark: SparkSession, destination: Destination, metrics: PipelineMetrics
@@ -38,6 +39,7 @@ class Maintenance:
         self._tag = f"walflow-maintenance-{uuid.uuid4()}"
         self._busy = threading.Lock()
         self._closed = threading.Event()
+        self._beside = ThreadPoolExecutor(1, "maintenance")
 
     @property
     def busy(self) -> bool:
@@ -51,11 +53,17 @@ class Maintenance:
         return self._destination.maintenance_due(state.destination_schema)
 
     def between_batches(self, state: TableState) -> None:
-        """Maintain the table if that is due. One table at a time, because batches of others need
-        Spark more: a call that finds another table being maintained does nothing. If it fails, the
-        table's changes go on."""
+        """Maintain the table if it is due: now, or beside its next batches where the destination
+        can do that. One table at a time: batches of others need Spark more; who finds it taken
+        comes again later. If it fails, the table goes on."""
         if not self.is_due(state) or not self._busy.acquire(blocking=False):
             return
+        if self._destination.capabilities.maintains_beside:
+            self._beside.submit(self._maintain, state)
+        else:
+            self._maintain(state)
+
+    def _maintain(self, state: TableState) -> None:
         began = time.monotonic()
         try:
             with in_pool(self._spark, "maintenance"), tagged(self._spark, self._tag):
@@ -84,3 +92,4 @@ class Maintenance:
             with contextlib.suppress(Exception):
                 cancel_jobs(self._spark, self._tag)
         self._busy.release()
+        self._beside.shutdown()

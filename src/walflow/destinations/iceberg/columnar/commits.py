@@ -71,6 +71,13 @@ class IcebergTable:
         value: str | None = self._table.properties().get(name)
         return value
 
+    def add_map(self, name: str) -> None:
+        """Add a column of maps of texts, which is null in all rows."""
+        types = self._iceberg.types.Types
+        text = types.StringType.get()
+        update = self._table.updateSchema()
+        update.addColumn(name, types.MapType.ofOptional(1, 2, text, text)).commit()
+
     def new_location(self, name: str) -> str:
         """Where a new file of this name belongs."""
         location: str = self._table.locationProvider().newDataLocation(name)
@@ -143,6 +150,8 @@ class IcebergTable:
             if delta.added is not None:
                 update.appendFile(self._data_file(delta.added))
             return update
+        if delta.empties:
+            return self._overwrite(delta, before)
         return self._row_delta(delta, before)
 
     def _has_certainly_failed(self, error: Exception) -> bool:
@@ -173,6 +182,19 @@ class IcebergTable:
             update.validateNoConflictingDeleteFiles()
         return update
 
+    def _overwrite(self, delta: FileChanges, before: TableFiles) -> Any:
+        every = self._iceberg.expressions.Expressions.alwaysTrue()
+        update = self._table.newOverwrite().overwriteByRowFilter(every)
+        if delta.added is not None:
+            update.addFile(self._data_file(delta.added))
+        if before.snapshot is not None:
+            # Rows that others added meanwhile would go with the rest.
+            update.validateFromSnapshot(before.snapshot)
+            update.conflictDetectionFilter(every)
+            update.validateNoConflictingData()
+            update.validateNoConflictingDeletes()
+        return update
+
     def _rewrite(self, delta: FileChanges, before: TableFiles) -> Any:
         update = self._table.newRewrite().validateFromSnapshot(before.snapshot)
         for location in delta.removed:
@@ -182,6 +204,8 @@ class IcebergTable:
                 update.deleteFile(self._delete_file(location, former.vector))
         if delta.added is not None:
             update.addFile(self._data_file(delta.added))
+        for location, vector in delta.vectors.items():
+            update.addFile(self._delete_file(location, vector))
         return update
 
     def _data_file(self, file: TableFile) -> Any:

@@ -1,22 +1,28 @@
 """Which files are made one, and what becomes of their rows.
 
-A little at a time: the table's next changes wait meanwhile.
+A little at a time, while batches go on: whatever these delete of the files in the meantime is
+carried over to the new one when it is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from walflow.destinations.iceberg.columnar.arrow_schema import Field
-from walflow.destinations.iceberg.columnar.file_changes import TableFile, TableFiles
-from walflow.destinations.iceberg.columnar.reading import NameMapping, read_rows
+from walflow.destinations.iceberg.columnar.file_changes import FileChanges, TableFile
+from walflow.destinations.iceberg.columnar.reading import read_rows
+from walflow.destinations.iceberg.columnar.table_view import TableView
+from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
 from walflow.destinations.lake.format import Compaction
+from walflow.destinations.lake.netting.net_changes import Ints
 
-__all__ = ["files_to_rewrite", "live_rows"]
+__all__ = ["Rewritten", "files_to_rewrite", "rewrite"]
 
 _AT_ONCE_BYTES = 32 << 20
 _AT_ONCE_FILES = 256
@@ -53,18 +59,51 @@ def _of_a_size(small: Sequence[TableFile]) -> list[TableFile]:
     return taken if len(taken) > 1 else []
 
 
-def live_rows(
-    files: TableFiles, taken: Sequence[TableFile], fields: Sequence[Field], names: NameMapping
-) -> pa.Table:
-    """The rows of the files that are not gone, and by what they are followed."""
-    parts = []
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Files of a table that are one now, which is not the table's yet."""
+
+    view: TableView
+    """The table when they were read."""
+    places: Mapping[str, Ints]
+    """By file, the rows of it that are in the new one, in its order."""
+    added: TableFile | None
+    """None: there are none."""
+
+    def carried_over(self, now: TableView) -> FileChanges | None:
+        """What makes the new file the table's in the place of the others. Rows that were deleted
+        meanwhile are deleted of it as well. None: they are no longer what the table consists of."""
+        if now.fields != self.view.fields or not self.places.keys() <= now.files.files.keys():
+            return None
+        begin, gone = 0, BitMap64()
+        for location, places in self.places.items():
+            since = now.files.gone(location) - self.view.files.gone(location)
+            deleted = np.asarray(since.to_array(), dtype=np.int64)
+            gone |= BitMap64(begin + np.searchsorted(places, deleted))
+            begin += len(places)
+        bitmaps = {self.added.file.location: gone} if self.added is not None and gone else {}
+        vectors = new_vectors(now.table, bitmaps)
+        return FileChanges(self.added, bitmaps, vectors, removed=tuple(self.places))
+
+    def discard(self) -> None:
+        if self.added is not None:
+            self.added.file.path.unlink(missing_ok=True)
+
+
+def rewrite(view: TableView, taken: Sequence[TableFile]) -> Rewritten:
+    """Write the rows of the files that are not gone to a new one, with what they are followed
+    by."""
+    parts, places = [], {}
     for file in taken:
-        rows = read_rows(file.file.path, [*fields, _ROW_ID, _UPDATED], names)
-        gone = files.gone(file.file.location)
+        location = file.file.location
+        rows = read_rows(file.file.path, [*view.fields, _ROW_ID, _UPDATED], view.names)
         stays = np.ones(rows.num_rows, dtype=bool)
-        stays[np.asarray(gone.to_array(), dtype=np.int64)] = False
+        stays[np.asarray(view.files.gone(location).to_array(), dtype=np.int64)] = False
         parts.append(_followed(rows, file).filter(pa.array(stays)))
-    return pa.concat_tables(parts)
+        places[location] = np.flatnonzero(stays)
+    whole = pa.concat_tables(parts)
+    added = new_rows(view.table, whole, view.fields) if whole.num_rows else None
+    return Rewritten(view, places, added)
 
 
 def _followed(rows: pa.Table, file: TableFile) -> pa.Table:

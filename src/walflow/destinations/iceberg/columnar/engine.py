@@ -1,4 +1,4 @@
-"""Tables whose rounds and compactions are written in this process, each by one commit."""
+"""Tables whose batches and compactions are written in this process, each by one commit."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import structlog
 from pyroaring import BitMap64
 
-from walflow.destinations.iceberg.columnar.arrow_schema import (
-    arrow_schema,
-    arrow_type,
-)
 from walflow.destinations.iceberg.columnar.commits import IcebergTable
-from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite, live_rows
-from walflow.destinations.iceberg.columnar.file_changes import FileChanges, TableFiles
-from walflow.destinations.iceberg.columnar.key_index import KeyColumn, KeyedFile, KeyIndex
-from walflow.destinations.iceberg.columnar.reading import NameMapping, read_places
+from walflow.destinations.iceberg.columnar.compacting import files_to_rewrite, rewrite
+from walflow.destinations.iceberg.columnar.file_changes import FileChanges
+from walflow.destinations.iceberg.columnar.key_index import Found, IndexedColumn, KeyIndex
+from walflow.destinations.iceberg.columnar.table_rows import (
+    copies_that_go,
+    in_table_order,
+    table_rows,
+    with_overflow,
+)
+from walflow.destinations.iceberg.columnar.table_view import TableView
 from walflow.destinations.iceberg.columnar.writing import new_rows, new_vectors
 from walflow.destinations.iceberg.tables import NAME_MAPPING
 from walflow.destinations.lake.fallback import FallBackToSpark, Reason
-from walflow.destinations.lake.format import Compaction
+from walflow.destinations.lake.format import Compaction, Turn
 from walflow.destinations.lake.net_columns import ColumnarChanges
 from walflow.destinations.lake.owner import Stamp
 from walflow.destinations.lake.table_schema import EXACT, LakeTableSchema
 from walflow.errors import TableMoved, WalflowError
+from walflow.failpoints import failpoint
 from walflow.model import Lsn, TableName
 from walflow.spark.causes import cause_of
 
@@ -39,43 +41,18 @@ __all__ = ["ColumnarTables"]
 _logger = structlog.get_logger(__name__)
 
 _MOST_COMPACTED_BYTES = 64 << 20
-"""A larger file would hold the table's changes up for too long here."""
-_MOST_COMPLETED_BYTES = 256 << 20
-"""Of values that the table has, and that rows of a round need."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """A table as this process has left it."""
-
-    table: IcebergTable
-    version: str
-    fields: list[dict[str, Any]]
-    names: NameMapping
-    files: TableFiles
-
-    @property
-    def keyed_files(self) -> list[KeyedFile]:
-        return [file.file for file in self.files.files.values()]
-
-    def key(self, lake_schema: LakeTableSchema) -> tuple[KeyColumn, ...]:
-        by_name = {field["name"]: field for field in self.fields}
-        fields = [by_name[name] for name in lake_schema.schema.key]
-        return tuple(
-            KeyColumn(field["id"], self.names.get(field["id"], ()), arrow_type(field["type"]))
-            for field in fields
-        )
+"""It is all in memory."""
 
 
 class ColumnarTables:
-    """Calls may come from several threads, never two at once for one table."""
+    """Calls may come from several threads. Only a compaction goes on beside others of its table."""
 
     def __init__(self, open_table: Callable[[TableName], IcebergTable]) -> None:
         """``open_table`` gives a table, which is there, as it is now."""
         self._open = open_table
         self._keys = KeyIndex()
         self._lock = threading.Lock()
-        self._known: dict[TableName, _Known] = {}
+        self._known: dict[TableName, TableView] = {}
 
     def merge(
         self,
@@ -85,38 +62,51 @@ class ColumnarTables:
         stamp: Stamp,
     ) -> None:
         """See Columnar."""
-        with _nothing_but_not_in_columns(lake_schema.name):
+        with _nothing_but_fall_back(lake_schema.name):
             known = self._know(lake_schema.name)
             _check_columns(known, [column.name for column in lake_schema.columns])
             if (position := known.table.position) != begins:
                 raise TableMoved(
                     f"{lake_schema.name} was at {begins} and is at {position}: who else writes it?"
                 )
-            delta = self._batch(known, lake_schema, net_changes())
+            known, delta = self._batch(known, lake_schema, net_changes())
         self._commit(lake_schema.name, known, delta, stamp.properties)
 
     def append(self, name: TableName, rows: pa.Table) -> None:
         """See Columnar."""
-        with _nothing_but_not_in_columns(name):
+        with _nothing_but_fall_back(name):
             known = self._know(name)
             _check_columns(known, rows.column_names)
-            added = new_rows(known.table, _in_order(known, rows), known.fields)
+            added = new_rows(known.table, in_table_order(known, rows), known.fields)
         self._commit(name, known, FileChanges(added, is_append=True), {})
 
-    def compact(self, name: TableName, policy: Compaction, stamp: Stamp) -> bool:
-        """See Columnar."""
-        with _nothing_but_not_in_columns(name):
-            known = self._know(name)
-            taken = files_to_rewrite(known.files.files.values(), policy)
+    def compact(self, name: TableName, policy: Compaction, turn: Turn) -> bool:
+        """See Columnar. What batches delete of the files meanwhile is deleted of the new one as
+        well."""
+        with _nothing_but_fall_back(name):
+            with turn():
+                view = self._know(name).copy()
+            taken = files_to_rewrite(view.files.files.values(), policy)
             if not taken:
                 return False
             if sum(file.bytes for file in taken) > _MOST_COMPACTED_BYTES:
                 raise FallBackToSpark("a large file is to be rewritten", Reason.SIZE)
-            rows = live_rows(known.files, taken, known.fields, known.names)
-            added = new_rows(known.table, rows, known.fields) if rows.num_rows else None
-        removed = [file.file.location for file in taken]
-        self._commit(name, known, FileChanges(added, removed=removed), stamp.properties)
-        self._keys.forget(removed)
+            rewritten = rewrite(view, taken)
+        delta = None
+        try:
+            failpoint("compact.rewritten", str(name))
+            with turn() as stamp:
+                known = self._know(name)
+                delta = rewritten.carried_over(known)
+                if delta is not None:
+                    self._commit(name, known, delta, stamp.properties)
+        finally:
+            # What becomes of the files once they are committed, the commit knows.
+            if delta is None:
+                rewritten.discard()
+        if delta is None:
+            return False
+        self._keys.forget(delta.removed)
         return True
 
     def forget(self, name: TableName) -> None:
@@ -126,7 +116,7 @@ class ColumnarTables:
         if known is not None:
             self._keys.forget(known.files.files)
 
-    def _know(self, name: TableName) -> _Known:
+    def _know(self, name: TableName) -> TableView:
         """The table as it is now."""
         known, table = self._refreshed(name)
         version = table.version
@@ -142,12 +132,12 @@ class ColumnarTables:
                 self._keys.forget([file for file in known.files.files if file not in files.files])
         mapping = json.loads(table.property(NAME_MAPPING) or "[]")
         names = {field["field-id"]: tuple(field["names"]) for field in mapping}
-        known = _Known(table, version, table.fields, names, files)
+        known = TableView(table, version, table.fields, names, files)
         with self._lock:
             self._known[name] = known
         return known
 
-    def _refreshed(self, name: TableName) -> tuple[_Known | None, IcebergTable]:
+    def _refreshed(self, name: TableName) -> tuple[TableView | None, IcebergTable]:
         with self._lock:
             known = self._known.get(name)
         if known is not None:
@@ -161,23 +151,41 @@ class ColumnarTables:
         return None, self._open(name)
 
     def _batch(
-        self, known: _Known, lake_schema: LakeTableSchema, changes: ColumnarChanges
-    ) -> FileChanges:
-        rows = _stored_rows(known, lake_schema, changes)
-        if changes.unsent:
-            rows = self._completed(known, lake_schema, rows, changes)
-        gone = self._gone(known, lake_schema, changes.keys)
-        delta = FileChanges(None, gone, new_vectors(known.table, gone))
+        self, known: TableView, lake_schema: LakeTableSchema, changes: ColumnarChanges
+    ) -> tuple[TableView, FileChanges]:
+        """And the table, which may have got the column of overflow texts."""
+        found = [] if changes.empties else self._found(known, changes)
+        if changes.removals is not None:
+            found, changes = copies_that_go(known, lake_schema, changes, found)
+        rows, texts = table_rows(known, lake_schema, changes, found)
+        if texts is not None and not lake_schema.overflow:
+            known.table.add_map(EXACT)
+            known = self._know(lake_schema.name)
+        rows = with_overflow(known, rows, texts)
+        gone = {one.file.location: _all_gone(known, one) for one in found}
+        delta = FileChanges(None, gone, new_vectors(known.table, gone), empties=changes.empties)
         if not rows.num_rows:
-            return delta
+            return known, delta
         try:
-            return replace(delta, added=new_rows(known.table, rows, known.fields))
+            return known, replace(delta, added=new_rows(known.table, rows, known.fields))
         except BaseException:
             delta.discard()
             raise
 
+    def _found(self, known: TableView, changes: ColumnarChanges) -> list[Found]:
+        """The rows of the table that have the keys, and are not deleted."""
+        by_name = {field["name"]: field for field in known.fields}
+        columns = [
+            IndexedColumn(part, by_name.get(part.column), known.names) for part in changes.identity
+        ]
+        every = self._keys.find(
+            known.keyed_files, columns, changes.keys, whole_rows=changes.removals is not None
+        )
+        found = (_alive(known, one) for one in every)
+        return [one for one in found if len(one.places)]
+
     def _commit(
-        self, name: TableName, known: _Known, delta: FileChanges, stamp: Mapping[str, str]
+        self, name: TableName, known: TableView, delta: FileChanges, stamp: Mapping[str, str]
     ) -> None:
         try:
             snapshot = known.table.commit(delta, known.files, stamp)
@@ -191,80 +199,28 @@ class ColumnarTables:
             known.files.after(delta, snapshot)
             known.version = known.table.version
 
-    def _gone(
-        self, known: _Known, lake_schema: LakeTableSchema, keys: pa.Table
-    ) -> dict[str, BitMap64]:
-        """By data file, all rows that are gone with the keys, where they are more than before."""
-        found = {}
-        for file, places in self._keys.find(known.keyed_files, known.key(lake_schema), keys):
-            before = known.files.gone(file.location)
-            after = before | BitMap64(places)
-            if len(after) > len(before):
-                found[file.location] = after
+
+def _alive(known: TableView, found: Found) -> Found:
+    gone = known.files.gone(found.file.location)
+    if not gone or not (dead := BitMap64(found.places) & gone):
         return found
-
-    def _completed(
-        self, known: _Known, lake_schema: LakeTableSchema, rows: pa.Table, changes: ColumnarChanges
-    ) -> pa.Table:
-        """The rows, with what no change tells of them from the rows that they take the place of."""
-        lacking = np.flatnonzero(np.logical_or.reduce(list(changes.unsent.values())))
-        fields = [field for field in known.fields if field["name"] in changes.unsent]
-        keys = rows.select(list(lake_schema.schema.key)).take(lacking)
-        parts, numbers = [], []
-        for file, places, number in self._keys.locate(
-            known.keyed_files, known.key(lake_schema), keys
-        ):
-            gone = np.asarray(known.files.gone(file.location).to_array(), dtype=np.int64)
-            alive = ~np.isin(places, gone)
-            parts.append(read_places(file.path, fields, known.names, places[alive]))
-            numbers.append(number[alive])
-            if sum(part.nbytes for part in parts) > _MOST_COMPLETED_BYTES:
-                raise FallBackToSpark("much of it would have to be read", Reason.SIZE)
-        found = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
-        if not np.array_equal(np.sort(found), np.arange(len(lacking))):
-            raise FallBackToSpark(
-                "it lacks a row whose unchanged columns a change relies on", Reason.MISSING
-            )
-        # Where each of the lacking rows is among those that were found.
-        place = np.zeros(rows.num_rows, dtype=np.int64)
-        place[lacking[found]] = np.arange(len(found))
-        there = pa.concat_tables(parts)
-        for name, mask in changes.unsent.items():
-            both = pa.chunked_array([*rows[name].chunks, *there[name].chunks])
-            at = np.where(mask, rows.num_rows + place, np.arange(rows.num_rows))
-            index = rows.schema.get_field_index(name)
-            rows = rows.set_column(index, rows.schema.field(index), both.take(at))
-        return rows
+    alive = ~np.isin(found.places, np.asarray(dead.to_array(), dtype=np.int64))
+    return Found(found.file, found.places[alive], found.numbers[alive])
 
 
-def _stored_rows(known: _Known, lake_schema: LakeTableSchema, changes: ColumnarChanges) -> pa.Table:
-    """The rows with all columns of the form, as the table has them."""
-    values = {name: changes.rows[name] for name in lake_schema.schema.column_names}
-    if (ours := lake_schema.metadata) is not None:
-        origins = changes.origins
-        values[ours.change_type] = origins["_change_type"]
-        values[ours.lsn] = origins["_lsn"]
-        values[ours.timestamp] = origins["_timestamp"]
-    if lake_schema.overflow:
-        values[EXACT] = pa.nulls(changes.rows.num_rows)
-    return _in_order(known, pa.table(values))
+def _all_gone(known: TableView, found: Found) -> BitMap64:
+    return known.files.gone(found.file.location) | BitMap64(found.places)
 
 
-def _check_columns(known: _Known, names: Sequence[str]) -> None:
-    """NotInColumns if the table has others: in those that stay from former times a row keeps what
-    it has."""
+def _check_columns(known: TableView, names: Sequence[str]) -> None:
+    """FallBackToSpark if the table has others: in those that stay from former times a row keeps
+    what it has."""
     if sorted(field["name"] for field in known.fields) != sorted(names):
         raise FallBackToSpark("it has other columns")
 
 
-def _in_order(known: _Known, rows: pa.Table) -> pa.Table:
-    """With the table's types, in its order."""
-    schema = arrow_schema(known.fields)
-    return pa.table([rows[field.name].cast(field.type) for field in schema], schema=schema)
-
-
 @contextmanager
-def _nothing_but_not_in_columns(name: TableName) -> Iterator[None]:
+def _nothing_but_fall_back(name: TableName) -> Iterator[None]:
     """Before anything is committed, whatever fails here is tried by Spark."""
     try:
         yield

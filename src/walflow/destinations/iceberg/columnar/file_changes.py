@@ -66,6 +66,9 @@ class TableFiles:
     """By location."""
     _gone: dict[str, BitMap64] = field(default_factory=dict)
 
+    def copy(self) -> TableFiles:
+        return TableFiles(self.snapshot, dict(self.files), dict(self._gone))
+
     def check_size(self) -> None:
         """NotInColumns if they are too many."""
         check_size(len(self.files), sum(file.rows for file in self.files.values()))
@@ -84,7 +87,7 @@ class TableFiles:
     def after(self, delta: FileChanges, snapshot: Snapshot) -> None:
         """These are the files of the snapshot that the delta has made."""
         self.snapshot = snapshot.id
-        for location in delta.removed:
+        for location in list(self.files) if delta.empties else delta.removed:
             del self.files[location]
             self._gone.pop(location, None)
         if (added := delta.added) is not None:
@@ -109,9 +112,12 @@ class FileChanges:
     vectors: Mapping[str, DeletionVector] = field(default_factory=dict)
     """And where that is said."""
     removed: Collection[str] = ()
-    """The data files that the one which is added stands for, and nothing else is changed then."""
+    """The data files that the one which is added stands for, and nothing else is changed then. What
+    is gone is of the added one."""
     is_append: bool = False
     """Whether it can be committed whatever else is."""
+    empties: bool = False
+    """Whether all data files go that were there before."""
 
     def discard(self) -> None:
         """Remove the files that were written for it."""

@@ -1,7 +1,8 @@
-"""Where rows are: the places, in a table's data files, of the rows with certain keys."""
+"""Where rows are: the places, in a table's data files, of rows with certain values."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,23 +16,60 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from walflow.destinations.iceberg.columnar.reading import file_columns
-from walflow.destinations.lake.fallback import FallBackToSpark, Reason
+from walflow.destinations.iceberg.columnar.arrow_schema import Field, arrow_type
+from walflow.destinations.iceberg.columnar.reading import NameMapping, read_places, read_rows
+from walflow.destinations.lake.netting.identity import IdentityPart
 
-__all__ = ["KeyColumn", "KeyIndex", "KeyedFile"]
+__all__ = ["Found", "IndexedColumn", "KeyIndex", "KeyedFile"]
 
 _MOST_BYTES = 256 << 20
 """What is kept in memory of all tables together."""
 _AT_ONCE = 4_000_000
 """So many rows are looked through at once."""
+_FEW = 16
+"""Of rows that are one in so many, the other columns are read where they are."""
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class KeyColumn:
-    id: int
-    names: tuple[str, ...]
-    """What files that do not tell ids may call it."""
-    type: pa.DataType
+class IndexedColumn:
+    """A part of what tells rows apart, as the table has it."""
+
+    part: IdentityPart
+    field: Field | None
+    """None: the table has no such column, and all its rows have null in it."""
+    names: NameMapping
+    """What files that do not tell ids may call the column."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is remembered by."""
+        if self.field is None:
+            return (self.part,)
+        id = self.field["id"]
+        return self.part, id, json.dumps(self.field["type"]), self.names.get(id, ())
+
+    def sought(self, values: pa.Array) -> pa.Array:
+        """Values that rows may have in it, in the form that it has here."""
+        if self.field is not None:
+            values = values.cast(arrow_type(self.field["type"]))
+        return self.part.of(values)
+
+    def read(self, path: Path) -> pa.Array:
+        if self.field is None:
+            return self._nothing(pq.read_metadata(path).num_rows)
+        rows = read_rows(path, [self.field], self.names)
+        return self.part.of(rows.column(0).combine_chunks())
+
+    def read_places(self, path: Path, places: Ints) -> pa.Array:
+        if self.field is None:
+            return self._nothing(len(places))
+        rows = read_places(path, [self.field], self.names, places)
+        return self.part.of(rows.column(0).combine_chunks())
+
+    def _nothing(self, rows: int) -> pa.Array:
+        return pa.nulls(rows, pa.string() if self.part.text_of else pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,115 +81,190 @@ class KeyedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of a file that have values which were sought."""
+
+    file: KeyedFile
+    places: Ints
+    """In order."""
+    numbers: Ints
+    """Which of the values each of them has."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
-    keys: pa.Table
+    values: pa.Array
     bounds: tuple[Any, Any]
-    """The least and the greatest value of the key's first column."""
+    """The least and the greatest that is not null."""
 
 
 class KeyIndex:
-    """Remembers what files have as keys, as far as there is room: they never change. Calls may
-    come from several threads."""
+    """Remembers what files have in columns that tell rows apart, as far as there is room: they
+    never change. Calls may come from several threads."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._read: OrderedDict[tuple[str, tuple[KeyColumn, ...]], _Read] = OrderedDict()
+        self._read: OrderedDict[tuple[str, tuple[object, ...]], _Read] = OrderedDict()
         self._bytes = 0
 
     def find(
-        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
-    ) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64]]]:
-        """The files that have rows with the keys, and where in them these are, in ascending order.
-        Some of these rows may be deleted. NotInColumns if a file tells its keys in another way."""
-        for some, wanted in self._portions(files, columns, keys):
-            found = _every(some).join(wanted, wanted.column_names, join_type="left semi")
-            places = np.sort(found["place"].to_numpy())
-            for file, start, part in _by_file(some, places):
-                yield file, places[part] - start
+        self,
+        files: Sequence[KeyedFile],
+        columns: Sequence[IndexedColumn],
+        keys: pa.Table,
+        *,
+        whole_rows: bool,
+    ) -> Iterator[Found]:
+        """Of each file that has some, the rows that have one of the keys (which are all different,
+        with the columns of the parts), also if they are deleted. ``whole_rows``: the columns are
+        so many that only the first one is remembered, and the others are read where they may
+        matter."""
+        if not keys.num_rows:
+            return
+        sought = [column.sought(keys[column.part.column].combine_chunks()) for column in columns]
+        encoded = [values.dictionary_encode(null_encoding="encode") for values in sought]
+        order = list(range(len(columns)))
+        if whole_rows:
+            # What has the most different values leaves the fewest rows to look at; bytes last.
+            order.sort(key=lambda n: (-len(encoded[n].dictionary), sought[n].nbytes))
+        stages = _stages([encoded[n] for n in order])
+        numbers = np.empty(keys.num_rows, dtype=np.int64)
+        numbers[stages[-1].codes] = np.arange(keys.num_rows)
+        columns = [columns[n] for n in order]
+        for portion in self._portions(files, columns[0], sought[order[0]]):
+            yield from self._find(portion, columns, stages, numbers, whole_rows)
 
-    def locate(
-        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
-    ) -> Iterator[tuple[KeyedFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """So too, and which of the keys each of them has. Costs more than ``find``."""
-        numbers = pa.array(np.arange(keys.num_rows, dtype=np.int64))
-        for some, wanted in self._portions(files, columns, keys):
-            numbered = wanted.append_column("number", numbers)
-            found = _every(some).join(numbered, wanted.column_names, join_type="inner")
-            found = found.sort_by("place")
-            places, number = found["place"].to_numpy(), found["number"].to_numpy()
-            for file, start, part in _by_file(some, places):
-                yield file, places[part] - start, number[part]
+    def _find(
+        self,
+        portion: Sequence[tuple[KeyedFile, _Read]],
+        columns: Sequence[IndexedColumn],
+        stages: Sequence[_Stage],
+        numbers: Ints,
+        whole_rows: bool,
+    ) -> Iterator[Found]:
+        ends = np.cumsum([len(read.values) for _, read in portion])
+        values = pa.chunked_array([read.values for _, read in portion])
+        codes = _codes(values, stages[0].values)
+        hits = np.flatnonzero(codes >= 0)
+        codes = codes[hits]
+        for column, stage in zip(columns[1:], stages[1:], strict=True):
+            if not len(hits):
+                return
+            parts = np.searchsorted(hits, np.concatenate([[0], ends]))
+            found = []
+            for number, (file, read) in enumerate(portion):
+                places = hits[parts[number] : parts[number + 1]]
+                places = places - (ends[number] - len(read.values))
+                if len(places):
+                    found.append(self._values(file, column, places, len(read.values), whole_rows))
+            more = _codes(pa.chunked_array(found), stage.values)
+            codes, stays = stage.next(codes, more)
+            hits = hits[stays]
+        parts = np.searchsorted(hits, np.concatenate([[0], ends]))
+        for number, (file, read) in enumerate(portion):
+            part = slice(int(parts[number]), int(parts[number + 1]))
+            if part.stop > part.start:
+                begin = ends[number] - len(read.values)
+                yield Found(file, hits[part] - begin, numbers[codes[part]])
+
+    def _values(
+        self, file: KeyedFile, column: IndexedColumn, places: Ints, rows: int, whole_rows: bool
+    ) -> pa.Array:
+        if whole_rows and len(places) * _FEW < rows:
+            return column.read_places(file.path, places)
+        return self._column(file, column, remember=not whole_rows).values.take(pa.array(places))
 
     def forget(self, locations: Iterable[str]) -> None:
         """These files are no longer the table's."""
         gone = set(locations)
         with self._lock:
             for key in [key for key in self._read if key[0] in gone]:
-                self._bytes -= self._read.pop(key).keys.nbytes
+                self._bytes -= self._read.pop(key).values.nbytes
 
     def _portions(
-        self, files: Sequence[KeyedFile], columns: tuple[KeyColumn, ...], keys: pa.Table
-    ) -> Iterator[tuple[list[tuple[KeyedFile, pa.Table]], pa.Table]]:
-        """Some of the files that may have some of the keys, with their own; and the keys in the
-        same form."""
-        if not keys.num_rows:
-            return
-        named = zip(keys.columns, columns, strict=True)
-        wanted = _named([column.cast(own.type) for column, own in named])
-        span = _bounds(wanted.column(0))
-        portion: list[tuple[KeyedFile, pa.Table]] = []
+        self, files: Sequence[KeyedFile], column: IndexedColumn, sought: pa.Array
+    ) -> Iterator[list[tuple[KeyedFile, _Read]]]:
+        """Some of the files that may have some of the values, with what they have."""
+        span = None if sought.null_count else _bounds(sought)
+        portion: list[tuple[KeyedFile, _Read]] = []
         rows = 0
         for file in files:
-            own = self._keys(file, columns, span)
-            if own is None:
+            read = self._column(file, column, remember=True)
+            if span is not None and not _meet(read.bounds, span):
                 continue
-            if portion and rows + own.num_rows > _AT_ONCE:
-                yield portion, wanted
+            if portion and rows + len(read.values) > _AT_ONCE:
+                yield portion
                 portion, rows = [], 0
-            portion.append((file, own))
-            rows += own.num_rows
+            portion.append((file, read))
+            rows += len(read.values)
         if portion:
-            yield portion, wanted
+            yield portion
 
-    def _keys(
-        self, file: KeyedFile, columns: tuple[KeyColumn, ...], span: tuple[Any, Any]
-    ) -> pa.Table | None:
-        """None: it has none in the span."""
-        key = file.location, columns
+    def _column(self, file: KeyedFile, column: IndexedColumn, *, remember: bool) -> _Read:
+        key = file.location, column.key
         with self._lock:
             known = self._read.get(key)
             if known is not None:
                 self._read.move_to_end(key)
-        if known is None:
-            known = _read(file.path, columns)
-            self._remember(key, known)
-        return known.keys if _meet(known.bounds, span) else None
+                return known
+        values = column.read(file.path)
+        read = _Read(values, _bounds(values))
+        if remember:
+            self._remember(key, read)
+        return read
 
-    def _remember(self, key: tuple[str, tuple[KeyColumn, ...]], read: _Read) -> None:
+    def _remember(self, key: tuple[str, tuple[object, ...]], read: _Read) -> None:
         with self._lock:
             if key not in self._read:
                 self._read[key] = read
-                self._bytes += read.keys.nbytes
+                self._bytes += read.values.nbytes
             while self._bytes > self._most_bytes:
                 _, oldest = self._read.popitem(last=False)
-                self._bytes -= oldest.keys.nbytes
+                self._bytes -= oldest.values.nbytes
 
 
-def _read(path: Path, columns: Sequence[KeyColumn]) -> _Read:
-    with pq.ParquetFile(path, memory_map=True) as file:
-        names = {column.id: column.names for column in columns}
-        called = file_columns(file.schema_arrow, names, names)
-        if len(called) < len(columns):
-            # It was added later, and all its rows have the same value in it.
-            raise FallBackToSpark(f"{path} lacks a column of the key", Reason.TABLE)
-        read = file.read(columns=list(called.values()))
-    keys = _named([read[called[column.id]].cast(column.type) for column in columns])
-    return _Read(keys, _bounds(keys.column(0)))
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A column of what is sought, and those before it."""
+
+    values: pa.Array
+    """Its values, all different."""
+    pairs: Ints
+    """In order: of each code of the columns before, and the number of a value, that go together."""
+    codes: Ints
+    """For each that is sought, the number of its pair."""
+
+    def next(self, codes: Ints, values: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """For rows with these codes by the columns before, and values: their own codes, of those
+        that have one; and which these are."""
+        pairs = codes * len(self.values) + values
+        place = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
+        stays = (values >= 0) & (self.pairs[place] == pairs)
+        return place[stays], stays
 
 
-def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    found = pc.min_max(column)
+def _stages(encoded: Sequence[pa.DictionaryArray]) -> list[_Stage]:
+    stages: list[_Stage] = []
+    for column in encoded:
+        numbers = np.asarray(column.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+        if stages:
+            pairs = stages[-1].codes * len(column.dictionary) + numbers
+            pairs, numbers = np.unique(pairs, return_inverse=True)
+        else:
+            pairs = np.arange(len(column.dictionary))
+        stages.append(_Stage(column.dictionary, pairs, numbers))
+    return stages
+
+
+def _codes(values: pa.ChunkedArray, among: pa.Array) -> Ints:
+    """For each value, its number among these, or -1."""
+    numbers = pc.index_in(values, value_set=among).fill_null(-1)
+    return np.asarray(numbers.to_numpy(), dtype=np.int64)
+
+
+def _bounds(values: pa.Array) -> tuple[Any, Any]:
+    found = pc.min_max(values)
     return found["min"].as_py(), found["max"].as_py()
 
 
@@ -159,29 +272,3 @@ def _meet(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     if one[0] is None or other[0] is None:
         return False
     return bool(one[0] <= other[1] and other[0] <= one[1])
-
-
-def _named(columns: Sequence[pa.ChunkedArray]) -> pa.Table:
-    """By numbers: a column of the source may have any name."""
-    arrays = [column.combine_chunks() for column in columns]
-    return pa.table(arrays, names=[str(number) for number in range(len(arrays))])
-
-
-def _every(files: Sequence[tuple[KeyedFile, pa.Table]]) -> pa.Table:
-    """The keys of all of them, and the place of each in the whole."""
-    every = pa.concat_tables([keys for _, keys in files])
-    places = pa.array(np.arange(every.num_rows, dtype=np.int64))
-    return every.append_column("place", places)
-
-
-def _by_file(
-    files: Sequence[tuple[KeyedFile, pa.Table]], places: npt.NDArray[np.int64]
-) -> Iterator[tuple[KeyedFile, int, slice]]:
-    """Of places in the whole, in order: the part that is a file's, and where the file begins."""
-    begin = 0
-    for file, keys in files:
-        end = begin + keys.num_rows
-        first, last = np.searchsorted(places, (begin, end))
-        if last > first:
-            yield file, begin, slice(int(first), int(last))
-        begin = end
