@@ -280,10 +280,9 @@ def test_versions_and_maintenance(
     assert session.sql(f"SELECT id FROM {as_of}").count() == 2
     # What somebody else does says no position, and takes none away.
     stamp, engine = Stamp(OWNER, positions[-1]), SparkEngine(format)
-    assert not engine.compact(
-        session, schema.name, Compaction(50, 1 << 20), lambda: nullcontext(stamp)
-    )
-    assert engine.compact(session, schema.name, Compaction(2, 1 << 20), lambda: nullcontext(stamp))
+    few, many = Compaction(2, 1 << 20), Compaction(50, 1 << 20)
+    assert not engine.compact(session, schema.name, many, lambda: nullcontext(stamp))
+    assert engine.compact(session, schema.name, few, lambda: nullcontext(stamp))
     assert len(session.table(format.identifier(schema.name)).inputFiles()) == 1
     assert delta_lake(spark, warehouse).applied(schema) == positions[-1]
     format.remove_orphans(session, schema.name, datetime.now(UTC))
