@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import SUPPORTED_VERSIONS, Database
 from tests.pipeline.capturing import Capture, changes, scalar
+from walflow.changelog.sealed import sealed
 from walflow.errors import PostgresMissing, SlotLost
 from walflow.model import Lsn
 from walflow.source.catalog.timelines import switch_points, timeline_loss
@@ -110,7 +111,7 @@ def test_a_server_that_lacked_the_tail_is_seen_however_far_it_is(
         assert capture.log.timeline == 2
 
 
-def test_a_log_from_before_timelines_were_kept_takes_the_present_one(
+def test_a_log_that_knows_no_timeline_takes_the_present_one(
     source: Database, tmp_path: Path
 ) -> None:
     take_over(source.server)
@@ -120,7 +121,7 @@ def test_a_log_from_before_timelines_were_kept_takes_the_present_one(
     raw = json.loads(head.read_text())
     assert raw.pop("timeline") == 2
     del raw["checksum"]
-    head.write_text(json.dumps(raw))
+    head.write_bytes(sealed(raw))
     capture = Capture(source.uri, tmp_path / "log", slot="s")
     assert capture.log.timeline is None
     with capture:

@@ -297,9 +297,9 @@ def test_a_change_of_settings_is_not_called_a_publication_that_was_made_again(
     other = settings_for(database, tmp_path, source__publication="another")
     with pytest.raises(SlotLost) as lost, running(other, spark, destination=shelf):
         pass
-    assert "followed by was dropped" in lost.value.message
+    assert "publication of this pipeline was dropped" in lost.value.message
     assert '"another"' in lost.value.message
-    assert "made again" not in lost.value.message
+    assert "created again" not in lost.value.message
     other = settings_for(
         database, tmp_path, source__publication="another", source__on_slot_lost="resync"
     )

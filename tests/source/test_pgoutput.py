@@ -745,7 +745,7 @@ def test_what_the_protocol_does_not_allow(newest: Session) -> None:
         decoder.decode(frames_of([begin, insert]))
     relation = b"R" + (99).to_bytes(4, "big") + b"public\0t\0d\0\1\1a\0\0\0\0\x19\xff\xff\xff\xff"
     binary = b"I" + insert[1:8] + b"b\0\0\0\1x"
-    with pytest.raises(ProtocolError, match="form that was not asked for"):
+    with pytest.raises(ProtocolError, match="format that was not asked for"):
         Decoder(describer(newest)).decode(frames_of([begin, relation, binary]))
     rows = decode_pieces(Decoder(describer(newest)), [[begin, relation, insert]])
     assert rows.of_table["t"][0]["a"] == "x"
