@@ -20,7 +20,7 @@ _UPSERT = """
     INSERT INTO bench AS b (id, amount, manual) VALUES (%s, 0, repeat(md5(%s::text), 90))
     ON CONFLICT (id) DO UPDATE SET
         amount = b.amount + 1,
-        credit = CASE WHEN b.id %% 3 = 0 THEN 'NaN' ELSE 1 END,
+        credit = CASE WHEN b.id %% 3 = 0 THEN 'NaN' ELSE 1.0 END,
         valid_until = CASE WHEN b.id %% 2 = 0 THEN timestamptz 'infinity' ELSE now() END
 """
 _MOVE = "UPDATE bench SET id = -id WHERE id IN (%s, -%s)"
