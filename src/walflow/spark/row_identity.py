@@ -91,7 +91,7 @@ def zeros_of(column: Column, value: Expr) -> Expr:
 
 
 def zeros_sql(column: Column, value: str) -> str:
-    """So too, in SQL."""
+    """The same, in SQL."""
 
     def text(value: str, depth: int) -> str:
         if depth == 0:

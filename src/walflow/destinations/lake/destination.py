@@ -338,7 +338,7 @@ class LakeDestination(Destination):
     # Sessions.
 
     def _lock(self, name: TableName) -> threading.Lock:
-        """Held by whoever commits to the table: maintenance goes on beside batches."""
+        """Held by every commit to the table: maintenance goes on beside batches."""
         return self._locks.setdefault(name, threading.Lock())
 
     @contextmanager

@@ -111,7 +111,7 @@ class ColumnChanges:
 
 
 Turn = Callable[[], AbstractContextManager[Stamp]]
-"""Entered by whoever commits in between: nobody else of this process writes the table meanwhile.
+"""Entered by every commit in between: nobody else of this process writes the table meanwhile.
 Gives what the commit has to say of itself."""
 
 
@@ -265,7 +265,7 @@ class LakeFormat(Protocol):
     @property
     def expires_beside(self) -> bool:
         """Whether versions expire, and orphans are removed, while batches are written. If not,
-        whoever asks for it has the turn."""
+        the one that asks for it has the turn."""
 
     def expire(
         self, spark: SparkSession, name: TableName, versions: Sequence[int], before: datetime

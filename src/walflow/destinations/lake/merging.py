@@ -64,7 +64,7 @@ def mark_net(
     partial: bool,
     emptied: Mapping[str, str] | None,
 ) -> None:
-    """So too, but deletes only change columns of ours. ``emptied``: these are set, to what is
+    """As merge_net, but deletes only change columns of ours. ``emptied``: these are set, to what is
     said, in all rows that are not deleted and that the changes do not name."""
     marks = {name: f"{SOURCE}.{quoted(value)}" for name, value in our_values(lake_schema).items()}
     _merge(

@@ -34,7 +34,7 @@ Field = Mapping[str, Any]
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
-    """NotInColumns if there is a type that is not known here."""
+    """FallBackToSpark if there is a type that is not known here."""
     return pa.schema([_field(field["name"], field["id"], field["type"]) for field in fields])
 
 

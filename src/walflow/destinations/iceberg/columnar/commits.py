@@ -43,8 +43,8 @@ class IcebergTable:
 
     @property
     def version(self) -> str:
-        """Another one whenever anything of the table is another. NotInColumns if the catalog does
-        not tell (a REST server need not)."""
+        """Another one whenever anything of the table is another. FallBackToSpark if the catalog
+        does not tell (a REST server need not)."""
         version: str | None = self._table.operations().current().metadataFileLocation()
         if version is None:
             raise FallBackToSpark("its catalog does not say which version it is")
@@ -84,7 +84,7 @@ class IcebergTable:
         return location
 
     def check_plain(self) -> None:
-        """NotInColumns if it is of an older kind, or somebody wants its files to be in a certain
+        """FallBackToSpark if it is of an older kind, or somebody wants its files to be in a certain
         order, or place."""
         if not self._is_here:
             raise FallBackToSpark("its files are not on this machine", Reason.PLACE)
@@ -94,7 +94,7 @@ class IcebergTable:
             raise FallBackToSpark("its format has no deletion vectors")
 
     def files(self) -> TableFiles:
-        """NotInColumns if there are too many, or some that cannot be read here."""
+        """FallBackToSpark if there are too many, or some that cannot be read here."""
         current = self._table.currentSnapshot()
         if current is None:
             return TableFiles(None, {})

@@ -23,7 +23,7 @@ _MOST_ROWS = 20_000_000
 
 
 def check_size(files: int, rows: int) -> None:
-    """NotInColumns if a table is too large."""
+    """FallBackToSpark if a table is too large."""
     if files > _MOST_FILES or rows > _MOST_ROWS:
         raise FallBackToSpark(f"it has {files} files and {rows} rows", Reason.SIZE)
 
@@ -70,7 +70,7 @@ class TableFiles:
         return TableFiles(self.snapshot, dict(self.files), dict(self._gone))
 
     def check_size(self) -> None:
-        """NotInColumns if they are too many."""
+        """FallBackToSpark if they are too many."""
         check_size(len(self.files), sum(file.rows for file in self.files.values()))
 
     def gone(self, location: str) -> BitMap64:
@@ -129,7 +129,7 @@ class FileChanges:
 
 
 def path_here(location: str) -> Path:
-    """NotInColumns if it is not a file of this machine."""
+    """FallBackToSpark if it is not a file of this machine."""
     if (path := local_path(location)) is None:
         raise FallBackToSpark(f"{location} is not a file of this machine", Reason.PLACE)
     return path

@@ -52,8 +52,8 @@ def read_rows(path: Path, fields: Sequence[Field], names: NameMapping) -> pa.Tab
 def read_places(
     path: Path, fields: Sequence[Field], names: NameMapping, places: npt.NDArray[np.int64]
 ) -> pa.Table:
-    """So too, but only the rows at these places of the file. Reads no more than the row groups that
-    they are in; NotInColumns if these are very large."""
+    """As read_rows, but only the rows at these places of the file. Reads no more than the row
+    groups that they are in; FallBackToSpark if these are very large."""
     with pq.ParquetFile(path, memory_map=True) as file:
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         lengths = np.array([group.num_rows for group in groups], dtype=np.int64)

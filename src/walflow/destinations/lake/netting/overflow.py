@@ -45,7 +45,7 @@ def text_of(texts: pa.MapArray, name: str) -> pa.Array:
 
 
 def texts_by_column(texts: pa.MapArray, names: list[str] | None = None) -> dict[str, pa.Array]:
-    """So too, of these columns, or of all that some row has a text of."""
+    """As text_of, for these columns, or for all that some row has a text of."""
     owners, inner = spread(texts)
     called = texts.keys.take(pa.array(inner))
     found = {}
