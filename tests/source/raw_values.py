@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from walflow.arrow_types import arrow_type
 from walflow.config import TypeSettings
 from walflow.model import Column, quote_identifier
 from walflow.source.catalog.types import TypeCatalog
 from walflow.source.codec.cells import Cells, pad
 from walflow.source.codec.values import (
     Converted,
-    arrow_type,
     copy_expression,
     from_binary,
     from_text,

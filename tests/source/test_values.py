@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from tests.source.raw_values import Raw, cells_of, plain
+from walflow.arrow_types import arrow_type
 from walflow.config import TypeSettings
 from walflow.errors import ProtocolError
 from walflow.model import Column, PgType
 from walflow.source.codec.cells import Cells
 from walflow.source.codec.decimals import declared_decimal
 from walflow.source.codec.values import (
-    arrow_type,
     copy_expression,
     from_binary,
     from_text,

@@ -8,10 +8,11 @@ import numpy as np
 from psycopg.postgres import types as postgres_types
 
 from tools.docs.markdown import code, table
+from walflow.arrow_types import arrow_type
 from walflow.config import TypeSettings
 from walflow.model import Column, PgType
 from walflow.source.codec.cells import Cells, pad
-from walflow.source.codec.values import arrow_type, from_text, spark_type
+from walflow.source.codec.values import from_text, spark_type
 
 __all__ = ["types_page"]
 

@@ -16,20 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from walflow.arrow_types import arrow_type
 from walflow.destinations.base import TableChanges, TableCopy
 from walflow.evolution import Evolution
 from walflow.model import ChangeStats, Column, Lsn, PgType, Span, TableName, TableSchema
-from walflow.source.codec.values import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Inexact", "Row", "Source", "assert_same", "make_schema", "same", "way_to"]
 
-_MORE_TYPES: Mapping[str, pa.DataType] = {
-    "smallint": pa.int16(),
-    "map<string,string>": pa.map_(pa.string(), pa.string()),
-}
 _EXACT = pa.map_(pa.string(), pa.string())
 
 Row = dict[str, Any]
@@ -145,7 +141,7 @@ class Source:
         return TableChanges(self.schema, tuple(files), _stats(log), spark, span)
 
     def _write(self, rows: Sequence[Row]) -> Path:
-        identity = [(c.name, _arrow(c.spark_type)) for c in self.schema.identity_columns]
+        identity = [(c.name, arrow_type(c.spark_type)) for c in self.schema.identity_columns]
         optional = {
             "_unchanged": pa.list_(pa.string()),
             "_old": pa.struct(identity),
@@ -158,7 +154,7 @@ class Source:
             "_timestamp": pa.timestamp("us", "UTC"),
             "_xid": pa.int64(),
             **{n: t for n, t in optional.items() if any(row[n] is not None for row in rows)},
-            **{column.name: _arrow(column.spark_type) for column in self.schema.columns},
+            **{column.name: arrow_type(column.spark_type) for column in self.schema.columns},
         }
         file = self._folder / f"changes-{next(_files)}.parquet"
         arrays = [pa.array([row[name] for row in rows], kind) for name, kind in types.items()]
@@ -193,7 +189,7 @@ class Source:
     def copy_file(self, overflow: bool = False) -> Path:
         """All rows as they are now, as a file of the copy."""
         arrays = [
-            pa.array([_near(row[c.name]) for row in self.rows], _arrow(c.spark_type))
+            pa.array([_near(row[c.name]) for row in self.rows], arrow_type(c.spark_type))
             for c in self.schema.columns
         ]
         names = list(self.schema.column_names)
@@ -227,10 +223,6 @@ def _stats(log: Sequence[Row]) -> ChangeStats:
         overflow=any(row["_exact"] is not None for row in log),
         last_truncate=max(truncates, default=None),
     )
-
-
-def _arrow(spark_type: str) -> pa.DataType:
-    return _MORE_TYPES.get(spark_type) or arrow_type(spark_type)
 
 
 def same(left: Sequence[Row], right: Sequence[Row]) -> bool:

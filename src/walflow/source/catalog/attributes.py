@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from walflow.arrow_types import arrow_type
 from walflow.model import Column
 from walflow.source.codec.cells import Cells, pad
-from walflow.source.codec.values import arrow_type, from_text
+from walflow.source.codec.values import from_text
 from walflow.source.connection import Session
 
 __all__ = ["Attribute", "Attributes", "missing_array", "read_attributes", "with_missing"]

@@ -7,7 +7,6 @@ the text that the type's output function prints, on both ways.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from walflow.arrow_types import arrow_type, decimal_digits
 from walflow.config import TypeSettings
 from walflow.errors import ProtocolError
 from walflow.model import Column, PgType, quote_identifier
@@ -25,7 +25,6 @@ from walflow.source.codec.converted import Converted, buffer, mask, overflow_tex
 __all__ = [
     "SESSION_OPTIONS",
     "Converted",
-    "arrow_type",
     "becomes_text",
     "binary_width",
     "copy_expression",
@@ -92,19 +91,6 @@ _SPARK_TYPES = {
     _XID8: "decimal(20,0)",
 }
 
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
-
 
 def spark_type(pg: PgType, options: TypeSettings) -> str:
     """The Spark type of a column, as DDL. Every Postgres type has one; unknown ones are strings."""
@@ -129,21 +115,6 @@ def becomes_text(pg: PgType, options: TypeSettings) -> bool:
     """Whether values, or an array's elements, are strings in Spark and were none in Postgres."""
     elements = spark_type(pg, options).replace("array<", "").rstrip(">")
     return elements == "string" and innermost(pg).base not in _TEXTS
-
-
-@cache
-def arrow_type(spark_type: str) -> pa.DataType:
-    """The Arrow type in which Spark and Iceberg read this Spark type from Parquet."""
-    if element := re.fullmatch(r"array<(.+)>", spark_type):
-        return pa.list_(pa.field("element", arrow_type(element[1])))
-    if digits := _decimal_digits(spark_type):
-        return pa.decimal128(*digits)
-    return _ARROW_TYPES[spark_type]
-
-
-def _decimal_digits(spark_type: str) -> tuple[int, int] | None:
-    digits = re.fullmatch(r"decimal\((\d+),\s*(\d+)\)", spark_type)
-    return (int(digits[1]), int(digits[2])) if digits else None
 
 
 def copy_expression(column: Column) -> str:
@@ -190,7 +161,7 @@ def _text_converter(pg: PgType, spark: str) -> Converter:
         return partial(_array_from_text, pg, spark)
     if spark == "string":
         return scalars.char_from_text if pg.base == _CHAR else scalars.string_from_text
-    if digits := _decimal_digits(spark):
+    if digits := decimal_digits(spark):
         return partial(decimals.decimal_from_text, precision=digits[0], scale=digits[1])
     if pg.base == _NUMERIC:
         return decimals.double_from_text
@@ -209,7 +180,7 @@ def _binary_converter(pg: PgType, spark: str) -> Converter | None:
     if pg.base in _RAW_TEXT:
         return scalars.string_from_text
     if pg.base == _NUMERIC:
-        digits = _decimal_digits(spark)
+        digits = decimal_digits(spark)
         declared = decimals.declared_decimal(pg.typmod)
         # Without a declared precision values that do not fit may be many, and their overflow texts
         # are cheaper to have from the server than to rebuild.

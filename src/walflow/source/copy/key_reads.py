@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walflow.arrow_types import arrow_type
 from walflow.model import Column, PageRange, TableSchema, quote_identifier
 from walflow.source.catalog.published_tables import PublishedTable
-from walflow.source.codec.values import arrow_type
 from walflow.source.copy.ranges import copied_columns, page_conditions
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from walflow.arrow_types import arrow_type
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.netting.comparable import spread
 from walflow.destinations.lake.netting.overflow import OVERFLOW, own_and_old_texts
@@ -19,25 +19,10 @@ from walflow.destinations.lake.table_schema import EXACT
 from walflow.evolution import Evolution
 from walflow.model import ChangeType, Column, TableSchema
 
-__all__ = ["ORIGIN", "LogRows", "arrow_type", "read_log"]
+__all__ = ["ORIGIN", "LogRows", "read_log"]
 
 ORIGIN = ("_change_type", "_lsn", "_timestamp")
 """What tells by which change a row came to be."""
-
-_ARROW_TYPES: Mapping[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
 
 Mask = npt.NDArray[np.bool_]
 
@@ -63,17 +48,6 @@ class LogRows:
 
     def is_kind(self, kind: ChangeType) -> Mask:
         return np.asarray(pc.equal(self.origins["_change_type"], kind.value), dtype=bool)
-
-
-def arrow_type(spark_type: str) -> pa.DataType:
-    """The Arrow type in which the log has values of the Spark type."""
-    if element := re.fullmatch(r"array<(.+)>", spark_type):
-        return pa.list_(arrow_type(element[1]))
-    if pair := re.fullmatch(r"map<(\w+),\s*(.+)>", spark_type):
-        return pa.map_(arrow_type(pair[1]), arrow_type(pair[2]))
-    if digits := re.fullmatch(r"decimal\((\d+),\s*(\d+)\)", spark_type):
-        return pa.decimal128(int(digits[1]), int(digits[2]))
-    return _ARROW_TYPES[spark_type]
 
 
 def read_log(changes: TableChanges, *, overflow: bool) -> LogRows:
