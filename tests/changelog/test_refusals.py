@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.changelog.rows import IDENTITY, START, open_log, seal_rows
-from walflow.changelog.sealed import sealed, unsealed
+from walflow.changelog.durable import sealed, unsealed
 from walflow.errors import LogDamaged, LogError, LogForeign, LogInUse
 from walflow.model import Lsn
 

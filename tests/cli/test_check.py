@@ -17,8 +17,7 @@ from tests.cli.commands import Room, ended
 from tests.conftest import Database, ServerFactory, fresh_database
 from tests.destinations.reference import copy_of
 from tests.pipeline.running import WAIT
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, Verdict
+from walflow.checks.findings import Area, Facts, Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
 from walflow.destinations import open_destination

@@ -13,7 +13,7 @@ import yaml
 from tests.cli.commands import Room
 from tests.conftest import Database
 from walflow.cli import _exit_code
-from walflow.cli.init_uris import written_destination, written_source
+from walflow.cli.init_text import written_destination, written_source
 from walflow.config import Settings, load_settings
 from walflow.config.schema import settings_schema
 from walflow.pipeline.state.pipeline_notes import write_notes

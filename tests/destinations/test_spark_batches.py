@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from walflow.bench.bare_merge import counted_jobs
 from walflow.bench.hard_batches import KINDS, HardTable
-from walflow.bench.spark_jobs import counted_jobs
 from walflow.destinations.base import TableCopy
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner

@@ -9,8 +9,7 @@ from prometheus_client import generate_latest
 
 from walflow.errors import ConfigError, SlotInUse
 from walflow.model import Phase, TableName
-from walflow.observe.metrics import Metrics
-from walflow.observe.serve import serve_metrics
+from walflow.observe.metrics import Metrics, serve_metrics
 
 ORDERS = TableName("shop", "orders")
 NAMES = [

@@ -11,10 +11,10 @@ import pytest
 
 from tests.conftest import SUPPORTED_VERSIONS, Database
 from tests.pipeline.capturing import Capture, changes, scalar
-from walflow.changelog.sealed import sealed
+from walflow.changelog.durable import sealed
 from walflow.errors import PostgresMissing, SlotLost
 from walflow.model import Lsn
-from walflow.source.catalog.timelines import switch_points, timeline_loss
+from walflow.source.catalog.server import switch_points, timeline_loss
 from walflow.testing.postgres import EmbeddedPostgres
 
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import Database
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Finding, Verdict
+from walflow.checks.findings import Facts, Finding, Verdict
 from walflow.checks.performing import perform
 from walflow.config import load_settings
 from walflow.errors import NoSelectRight

@@ -19,8 +19,7 @@ import pytest
 from tests.conftest import Database, fresh_database
 from tests.pipeline.capturing import ALWAYS_BULK, LIVE_ONLY, Capture, changes, make_slot, wait_for
 from tests.pipeline.running import WAIT
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Finding
+from walflow.checks.findings import Facts, Finding
 from walflow.checks.performing import perform
 from walflow.config import Settings, TypeSettings, load_settings
 from walflow.errors import AuthenticationFailed, CannotConnect, ConfigError, SourceError, Stopped

@@ -22,10 +22,9 @@ from walflow.model import Phase
 from walflow.stores import migrations
 from walflow.stores.sql import SqlStore
 from walflow.stores.sql_database import Database
-from walflow.stores.sql_migration import migrate
 from walflow.stores.sql_postgres import PostgresDatabase
 from walflow.stores.sql_sqlite import SqliteDatabase
-from walflow.stores.sql_tables import metadata
+from walflow.stores.sql_tables import metadata, migrate
 from walflow.testing.store_samples import state_of
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tools.docs.markdown import code, said, table
 from walflow import errors
-from walflow.cli.exit_codes import exit_codes
+from walflow.cli.failures import exit_codes
 from walflow.errors import ErrorKind, WalflowError
 
 __all__ = ["all_errors", "errors_page", "sections"]

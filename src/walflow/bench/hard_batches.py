@@ -21,10 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from walflow.bench.bare_merge import BareMerge
+from walflow.bench.bare_merge import BareMerge, SparkJobs, counted_jobs
 from walflow.bench.made_up import MadeUpTable, made_up_schema, made_up_values
 from walflow.bench.measure import Comparison, Timing, compare, measured_with_jvm, show
-from walflow.bench.spark_jobs import SparkJobs, counted_jobs
 from walflow.config import SparkSettings, load_settings
 from walflow.destinations import delta, iceberg, open_destination
 from walflow.destinations.base import TableChanges, TableCopy

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from walflow.bench.single_rows import HARD_COLUMNS
-from walflow.bench.source_table import COLUMNS, ROW
+from walflow.bench.source_table import COLUMNS, HARD_COLUMNS, ROW
 from walflow.config import Settings, SparkSettings, load_settings
 from walflow.destinations.iceberg import EXTENSIONS
 from walflow.pipeline.pipeline import Pipeline

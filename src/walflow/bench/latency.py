@@ -14,7 +14,7 @@ from rich.console import Console
 
 from walflow.bench.lake_pipeline import CopiedTable, copied_table
 from walflow.bench.measure import client_cpu
-from walflow.bench.single_rows import SingleRows
+from walflow.bench.source_table import SingleRows
 from walflow.destinations import warehouse_of
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.model import Lsn, TableName

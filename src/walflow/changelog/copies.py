@@ -22,8 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from walflow.changelog.durable import disk_errors, remove, sync_folder, write_atomically
-from walflow.changelog.sealed import sealed, unsealed
+from walflow.changelog.durable import (
+    disk_errors,
+    remove,
+    sealed,
+    sync_folder,
+    unsealed,
+    write_atomically,
+)
 from walflow.model import CopyFile, Lsn, PageRange, TableSchema
 from walflow.serialization import from_dict, to_dict
 from walflow.states import Membership

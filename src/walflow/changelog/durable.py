@@ -1,17 +1,29 @@
-"""Writing so that it stays written, and what to say when the disk refuses."""
+"""Files that stay as they were written: synced, with checksums, and what a disk's refusal means."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from walflow.errors import DiskFull, LogError
 
-__all__ = ["TEMPORARY", "disk_errors", "remove", "sync", "sync_folder", "write_atomically"]
+__all__ = [
+    "TEMPORARY",
+    "disk_errors",
+    "remove",
+    "sealed",
+    "sync",
+    "sync_folder",
+    "unsealed",
+    "write_atomically",
+]
 
 TEMPORARY = ".tmp"
 """Ends the name of a file that is not finished; a crash may leave some behind."""
@@ -93,3 +105,25 @@ def remove(path: Path) -> None:
     """Remove a file that nothing refers to. What cannot be removed now goes at the next open."""
     with suppress(OSError):
         path.unlink()
+
+
+_CHECKSUM = "checksum"
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A record as JSON, with its checksum."""
+    return json.dumps({**content, _CHECKSUM: _of_record(content)}, indent=indent).encode()
+
+
+def unsealed(text: bytes) -> dict[str, Any]:
+    """The record. Raises ValueError if it is none, or not as it was written."""
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is no record")
+    if content.pop(_CHECKSUM, None) != _of_record(content):
+        raise ValueError("its checksum is another one")
+    return content
+
+
+def _of_record(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

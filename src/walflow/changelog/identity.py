@@ -1,25 +1,36 @@
-"""log.json: whose log a folder holds, and from where on; and the lock that keeps others out."""
+"""log.json: whose log a folder holds and where it begins; the lock that keeps others out; removal."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from walflow.changelog.durable import TEMPORARY, write_atomically
+from walflow.changelog.durable import TEMPORARY, disk_errors, sealed, unsealed, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogIdentity
-from walflow.changelog.sealed import sealed, unsealed
 from walflow.config.settings import CUTS_FILE, LEASE_FILE
 from walflow.errors import LogDamaged, LogForeign, LogInUse
 from walflow.model import Lsn
 from walflow.serialization import from_dict, to_dict
 
-__all__ = ["BESIDE", "FOLDERS", "HEAD", "LOCK", "NOTES", "Head", "check_ours", "lock"]
+__all__ = [
+    "BESIDE",
+    "FOLDERS",
+    "HEAD",
+    "LOCK",
+    "NOTES",
+    "Head",
+    "check_ours",
+    "lock",
+    "own_log",
+    "remove_log",
+]
 
 FORMAT = 2
 FOLDERS = ("copy", "data", "journal", "schemas")
@@ -113,3 +124,39 @@ def lock(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def own_log(folder: Path, pipeline: str) -> LogIdentity | None:
+    """The identity of the log in the folder; None if there is none. Raises LogForeign if it is
+    another pipeline's."""
+    with disk_errors(folder):
+        head = Head.load(folder)
+    if head is None:
+        return None
+    if head.identity.pipeline != pipeline:
+        raise LogForeign(
+            f"the change log {folder} belongs to {head.identity}, not to {pipeline!r}",
+            hint="Say where this pipeline's log is: --log FOLDER.",
+        )
+    return head.identity
+
+
+def remove_log(folder: Path, pipeline: str) -> bool:
+    """Remove the pipeline's log from the folder, also one whose making or removal was broken off,
+    and nothing else that is there; False if there is none. Raises LogForeign, or LogInUse while
+    it is being written. Repeats safely.
+    """
+    with disk_errors(folder):
+        # The lock is made first and removed last.
+        if own_log(folder, pipeline) is None and not (folder / LOCK).exists():
+            return False
+        descriptor = lock(folder)
+        try:
+            for name in FOLDERS:
+                if (folder / name).exists():
+                    shutil.rmtree(folder / name)
+            for name in (HEAD + TEMPORARY, HEAD, LOCK):
+                (folder / name).unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+    return True

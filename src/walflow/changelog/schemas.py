@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 
-from walflow.changelog.durable import remove, sync_folder, write_atomically
+from walflow.changelog.durable import remove, sealed, sync_folder, unsealed, write_atomically
 from walflow.changelog.journal import DAMAGE_HINT
 from walflow.changelog.records import LogFile
-from walflow.changelog.sealed import sealed, unsealed
 from walflow.errors import LogDamaged, LogError
 from walflow.model import Lsn, TableSchema
 from walflow.serialization import from_dict, to_dict

@@ -7,8 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped, warning
+from walflow.checks.findings import Area, Facts, Finding, attempted, error, ok, skipped, warning
 from walflow.checks.scratch import removed_if_made
 from walflow.destinations import (
     check_folder,

@@ -11,8 +11,7 @@ from pathlib import Path
 from walflow.changelog import LogIdentity
 from walflow.changelog.durable import disk_errors, sync
 from walflow.changelog.identity import Head, check_ours
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, ok, warning
+from walflow.checks.findings import Area, Facts, Finding, attempted, ok, warning
 from walflow.checks.scratch import existing_folder, made_folder, scratch_id
 from walflow.units import human_bytes
 

@@ -6,8 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 
 from walflow.checks.destination import check_destination
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Finding
+from walflow.checks.findings import Facts, Finding
 from walflow.checks.log import check_log
 from walflow.checks.source import check_source
 from walflow.checks.spark import check_spark

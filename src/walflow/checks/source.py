@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
+from walflow.checks.findings import Area, Facts, Finding, attempted, ok, skipped, warning
 from walflow.checks.scratch import scratch_id
 from walflow.errors import NoFreeSender, NoFreeSlot, SlotInUse, SourceError
 from walflow.pipeline.state.pipeline_notes import with_chosen_publication

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, Verdict, attempted, ok, warning
+from walflow.checks.findings import Area, Facts, Finding, Verdict, attempted, ok, warning
 from walflow.destinations import packages_of
 from walflow.spark.jars import find_jars, jar_folder, missing_jars, telling_of_jars
 from walflow.spark.java import find_java

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, ok, skipped, warning
+from walflow.checks.findings import Area, Facts, Finding, attempted, ok, skipped, warning
 from walflow.checks.scratch import made_folder, scratch_id
 from walflow.config import Settings
 from walflow.errors import StoreError
@@ -65,7 +64,7 @@ def _make_file(settings: Settings, file: Path) -> None:
 def _store_there(settings: Settings, shown: str) -> Iterator[Finding]:
     database = database_of(settings)
     if database is not None:
-        from walflow.stores.sql_migration import is_current, try_making
+        from walflow.stores.sql_tables import is_current, try_making
 
         with closing(database):
             current = is_current(database)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from walflow.checks.facts import Facts
-from walflow.checks.findings import Area, Finding, attempted, error, ok, skipped, warning
+from walflow.checks.findings import Area, Facts, Finding, attempted, error, ok, skipped, warning
 from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
 from walflow.mapping import TableMapping, check_apart

@@ -14,12 +14,10 @@ from walflow.cli.as_of import as_of
 from walflow.cli.bench import bench
 from walflow.cli.check import check
 from walflow.cli.completion import completion
-from walflow.cli.debug_option import debug_option
 from walflow.cli.demo import demo
 from walflow.cli.drop import drop
-from walflow.cli.exit_codes import exit_codes
-from walflow.cli.failures import report
-from walflow.cli.help_pages import HelpedGroup
+from walflow.cli.failures import exit_codes, report
+from walflow.cli.help_pages import HelpedGroup, debug_option
 from walflow.cli.init import init
 from walflow.cli.list_pipelines import list_pipelines
 from walflow.cli.run import run

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debug_option import debug_option, is_debug
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option, is_debug
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 from walflow.paths import is_there
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from walflow.cli.console import table_console
-from walflow.cli.debug_option import debug_option, is_debug
+from walflow.cli.help_pages import debug_option, is_debug
 from walflow.cli.options import key_and_value
 
 __all__ = ["bench"]

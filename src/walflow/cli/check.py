@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debug_option import debug_option, is_debug
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option, is_debug
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
-    from walflow.checks.facts import Facts
-    from walflow.checks.findings import Finding
+    from walflow.checks.findings import Facts, Finding
     from walflow.cli.findings_text import Findings
 
 __all__ = ["check"]
@@ -56,7 +54,7 @@ _POLL_SECONDS = 0.1
 @click.pass_context
 def check(context: click.Context, /, chosen: Chosen, **given: Any) -> int:
     """Try out whether a pipeline would work, and say what to do."""
-    from walflow.checks.facts import Facts
+    from walflow.checks.findings import Facts
     from walflow.cli.findings_text import Findings
     from walflow.observe import logs
 
@@ -86,8 +84,13 @@ def _attended(facts: Facts, findings: Findings) -> int:
 
     from walflow.checks.destination import STARTING
     from walflow.checks.performing import perform
-    from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
-    from walflow.cli.signals import Signals, Work
+    from walflow.cli.processes import (
+        Signals,
+        Work,
+        end_descendants,
+        leave_at_once,
+        own_temporary_folder,
+    )
 
     found: queue.SimpleQueue[Finding | str] = queue.SimpleQueue()
 

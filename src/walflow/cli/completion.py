@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from walflow.cli.debug_option import debug_option
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option
 
 __all__ = ["completion"]
 

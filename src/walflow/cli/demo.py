@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from walflow.cli.debug_option import debug_option, is_debug
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option, is_debug
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +71,7 @@ def demo(
     began = time.monotonic()
     from rich.console import Console
 
-    from walflow.cli.processes import leave_at_once, own_temporary_folder
-    from walflow.cli.signals import Signals, Work
+    from walflow.cli.processes import Signals, Work, leave_at_once, own_temporary_folder
     from walflow.cli.watcher import Watcher
     from walflow.demo.folder import demo_folder
     from walflow.demo.scenario import Demo
@@ -113,7 +111,7 @@ def demo(
 
 
 def _tell(console: Console, outcome: Outcome, lake: Path, *, as_json: bool) -> int:
-    from walflow.demo.query import query_program
+    from walflow.demo.folder import query_program
     from walflow.errors import NotEqual
 
     if as_json:

@@ -1,4 +1,4 @@
-"""``--help`` as a page to read: options and commands in groups, examples at the end."""
+"""What all commands share: ``--help`` as a page to read, and ``--debug``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["HelpedCommand", "HelpedGroup", "setting"]
+__all__ = ["HelpedCommand", "HelpedGroup", "debug_option", "is_debug", "setting"]
 
 _WHICH = "Which pipeline"
 _OTHERS = "Options"
@@ -93,3 +93,26 @@ def _write_examples(formatter: click.HelpFormatter, examples: Iterable[str]) -> 
         with formatter.section("Examples"):
             for line in lines:
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+_KEY = "walflow.debug"
+
+
+def _remember(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        # Shared by the contexts of all commands on the line.
+        context.meta[_KEY] = True
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember,
+    help="Stack traces, debug logs, and what Spark logs.",
+)
+
+
+def is_debug(context: click.Context) -> bool:
+    """Whether it was given anywhere on the command line."""
+    return bool(context.meta.get(_KEY))

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debug_option import debug_option
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option
 from walflow.errors import ConfigError, WalflowError
 from walflow.paths import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from walflow.cli.init_text import Draft
-    from walflow.cli.init_uris import WrittenUri
+    from walflow.cli.init_text import Draft, WrittenUri
     from walflow.config import Settings
     from walflow.pipeline.state.pipeline_notes import PipelineNotes
     from walflow.source.catalog.server import Server
@@ -125,8 +123,7 @@ def _look(
     settings: Settings, name: str | None, *, schema: str | None
 ) -> tuple[Draft, tuple[str, ...]]:
     """What to write, and the environment variables that it needs."""
-    from walflow.cli.init_text import Draft
-    from walflow.cli.init_uris import written_destination, written_source
+    from walflow.cli.init_text import Draft, written_destination, written_source
     from walflow.pipeline.state.pipeline_notes import with_chosen_publication
     from walflow.source.catalog.publication import find_publication
     from walflow.source.catalog.server import read_server

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from walflow.cli.advice import advise
+from walflow.cli.console import PHASE_STYLES
 from walflow.cli.overview import Overview, TableOverview
-from walflow.cli.styles import PHASE_STYLES
 from walflow.stores.base import Report
 from walflow.units import human_age, human_bytes, human_count, human_seconds
 

@@ -1,4 +1,4 @@
-"""Finding and ending the processes that this one has started."""
+"""Signals to this process, and the processes that it has started."""
 
 from __future__ import annotations
 
@@ -9,13 +9,66 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn, Self
 
-__all__ = ["descendants", "end_descendants", "leave_at_once", "own_temporary_folder"]
+__all__ = [
+    "Signals",
+    "Work",
+    "descendants",
+    "end_descendants",
+    "leave_at_once",
+    "own_temporary_folder",
+]
+
+
+class Work(threading.Thread):
+    """Runs the function; ``result`` raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="walflow-work", daemon=True)
+        self._function = work
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # raised again by result()
+            self._error = error
+
+    def result(self) -> None:
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM while the block runs, and does not end the process by them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.exit_code = 0
+        """The code that a shell expects if the first signal ended the process."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.exit_code = self.exit_code or 128 + number
+
 
 _PATIENCE_SECONDS = 4.0
 

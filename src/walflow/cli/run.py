@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debug_option import debug_option, is_debug
-from walflow.cli.help_pages import HelpedCommand, setting
+from walflow.cli.help_pages import HelpedCommand, debug_option, is_debug, setting
 from walflow.cli.options import SETTINGS_EPILOG, Chosen, pipeline_options
 
 if TYPE_CHECKING:
@@ -73,12 +72,16 @@ def _run(
 ) -> int:
     from rich.console import Console
 
-    from walflow.cli.processes import end_descendants, leave_at_once, own_temporary_folder
-    from walflow.cli.signals import Signals, Work
+    from walflow.cli.processes import (
+        Signals,
+        Work,
+        end_descendants,
+        leave_at_once,
+        own_temporary_folder,
+    )
     from walflow.cli.watcher import Watcher
     from walflow.errors import SparkError, WalflowError
-    from walflow.observe.metrics import Metrics
-    from walflow.observe.serve import serve_metrics
+    from walflow.observe.metrics import Metrics, serve_metrics
     from walflow.pipeline.pipeline import Pipeline
     from walflow.redaction import redacted
     from walflow.source.connection import redact

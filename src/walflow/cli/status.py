@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from walflow.cli.console import table_console
-from walflow.cli.debug_option import debug_option
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option
 from walflow.cli.options import Chosen, pipeline_options
+from walflow.errors import ConfigError
 
 if TYPE_CHECKING:
+    from walflow.cli.options import Chosen
     from walflow.cli.overview import Overview
+    from walflow.config import ApplySettings
 
 __all__ = ["status"]
 
@@ -52,14 +54,14 @@ def status(chosen: Chosen, errors: bool, as_json: bool, check: bool) -> int:
     """Show the state of a pipeline and its tables."""
     import time
 
-    from walflow.cli.file_settings import lake_settings
     from walflow.cli.open_store import opened_store
     from walflow.cli.overview import read_overview
+    from walflow.cli.status import _lake_settings
     from walflow.errors import TablesSetAside
 
     settings = chosen.store_settings()
     with opened_store(settings) as store:
-        overview = read_overview(store, settings.name, time.time(), lake_settings(chosen))
+        overview = read_overview(store, settings.name, time.time(), _lake_settings(chosen))
     shown = overview.errors_only() if errors else overview
     if as_json:
         import json
@@ -78,3 +80,18 @@ def _print(overview: Overview, again: str) -> None:
     from walflow.cli.overview_text import print_overview
 
     print_overview(table_console(), overview, again)
+
+
+def _lake_settings(chosen: Chosen) -> ApplySettings | None:
+    """None if no file is named, or the destination is not a lake. (Without a file the defaults may
+    differ from what the pipeline was started with.)"""
+    from walflow.destinations import is_lake
+
+    if chosen.file is None:
+        return None
+    try:
+        settings = chosen.settings({"source.uri": ""})
+    except ConfigError:
+        # Such as a variable in a URI that is not set here. Reading the state does not need it.
+        return None
+    return settings.apply if is_lake(settings.destination.uri) else None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from walflow.cli.debug_option import debug_option
-from walflow.cli.help_pages import HelpedCommand
+from walflow.cli.help_pages import HelpedCommand, debug_option
 from walflow.cli.options import Chosen, pipeline_options
 
 if TYPE_CHECKING:

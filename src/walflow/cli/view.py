@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from walflow.cli.advice import advise
+from walflow.cli.console import PHASE_STYLES
 from walflow.cli.progress import Progress, TableProgress
-from walflow.cli.styles import PHASE_STYLES
 from walflow.model import Phase, TableName
 from walflow.pasting import with_options
 from walflow.units import human_bytes, human_count, human_rate, human_seconds

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from walflow.config.section import Section
-from walflow.config.values import SourceTable, parse_object
+from walflow.config.values import Section, SourceTable, parse_object
 
 __all__ = [
     "ApplySettings",

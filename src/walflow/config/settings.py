@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_serializer, model_validator
 
 from walflow.config.lake import ApplySettings, MaintenanceSettings, TableSettings
-from walflow.config.section import Section
 from walflow.config.tls import TlsSettings, with_tls
 from walflow.config.values import (
     Address,
@@ -25,6 +24,7 @@ from walflow.config.values import (
     NumericType,
     Options,
     PipelineName,
+    Section,
     SlotName,
     TableNames,
     TablePatterns,

@@ -1,23 +1,26 @@
-"""The settings of TLS to the source, with libpq's terms."""
+"""TLS to the source: its settings, and files for certificates that the settings have as text."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from walflow.config.section import Section
+from walflow.config.values import Section
 
-__all__ = ["TlsSettings", "conninfo_value", "is_pem", "with_tls"]
+__all__ = ["TlsSettings", "conninfo_value", "in_files", "with_tls"]
 
 _KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 
-def is_pem(text: str) -> bool:
+def _is_pem(text: str) -> bool:
     """Whether this is the text of a certificate, not the name of a file. Other text may come
     first: tools write the owner there."""
     return "-----BEGIN" in text or "\n" in text.strip()
@@ -28,7 +31,7 @@ def _as_text(value: object) -> object:
 
 
 def _certificate(text: str) -> str:
-    if not is_pem(text):
+    if not _is_pem(text):
         return str(Path(text).expanduser())
     if _KEY.search(text):
         raise ValueError(
@@ -47,7 +50,7 @@ def _certificate(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    if is_pem(text):
+    if _is_pem(text):
         raise ValueError(
             "must be the name of the key's file: libpq reads keys only from files, and walflow "
             "writes no private key to disk"
@@ -147,3 +150,25 @@ def _in_conninfo(text: str) -> dict[str, str]:
 def conninfo_value(value: str) -> str:
     """The value as it has to stand after ``name=``."""
     return "'" + re.sub(r"(['\\])", r"\\\1", value) + "'"
+
+
+_CERTIFICATES = ("sslrootcert", "sslcert")
+
+
+@contextlib.contextmanager
+def in_files(parameters: Mapping[str, str | None]) -> Iterator[dict[str, str | None]]:
+    """libpq's parameters, with the texts of certificates replaced by names of files.
+
+    The files exist only inside the block, and only for this user: libpq reads them when it
+    connects. Every process that connects makes its own, also on Spark's executors, so they need
+    no files of the driver.
+    """
+    texts = {name: text for name in _CERTIFICATES if _is_pem(text := parameters.get(name) or "")}
+    if not texts:
+        yield dict(parameters)
+        return
+    with tempfile.TemporaryDirectory(prefix="walflow-tls-", ignore_cleanup_errors=True) as folder:
+        files = {name: Path(folder, f"{name}.pem") for name in texts}
+        for name, file in files.items():
+            file.write_text(texts[name], encoding="utf-8")
+        yield {**parameters, **{name: str(file) for name, file in files.items()}}

@@ -1,4 +1,4 @@
-"""The types of settings' values: how each is read from text and checked."""
+"""The types of settings' values (how each is read from text and checked), and their sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from walflow.paths import is_foreign_path
 
@@ -19,6 +19,7 @@ __all__ = [
     "NumericType",
     "Options",
     "PipelineName",
+    "Section",
     "SlotName",
     "SourceTable",
     "TableNames",
@@ -167,3 +168,8 @@ TableNames = Annotated[
     ],
     BeforeValidator(parse_object),
 ]
+
+
+class Section(BaseModel):
+    # Inputs stay out of errors and tracebacks: any of them may be a secret in the wrong place.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

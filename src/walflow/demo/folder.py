@@ -1,4 +1,4 @@
-"""The folder of the demo's files, and which of them stay."""
+"""The folder of the demo's files, which of them stay, and a program that reads its tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from walflow.destinations.iceberg import EXTENSIONS, catalog_conf
 from walflow.errors import ConfigError
 from walflow.paths import is_foreign_path, is_there
+from walflow.spark.jars import ICEBERG, find_jars
+from walflow.spark.java import find_java
 
-__all__ = ["DemoFolder", "demo_folder"]
+__all__ = ["DemoFolder", "demo_folder", "query_program"]
 
 
 class DemoFolder:
@@ -71,3 +74,33 @@ def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
         yield folder
     finally:
         folder.close()
+
+
+_PROGRAM = """\
+import os
+
+from pyspark.sql import SparkSession
+
+os.environ["JAVA_HOME"] = {java!r}
+spark = (
+    SparkSession.builder.master("local[*]")
+{conf}
+    .getOrCreate()
+)
+spark.sql("SELECT status, count(*), sum(total) FROM lake.shop.orders GROUP BY status").show()
+spark.sql("SELECT id, credit, valid_until, _EXACT FROM lake.shop.customers"
+          " WHERE _EXACT IS NOT NULL ORDER BY id").show(5, truncate=False)
+"""
+
+
+def query_program(lake: Path) -> str:
+    """The program's text, with the paths of Java and jars on this machine."""
+    jars = ",".join(map(str, find_jars([ICEBERG])))
+    conf = {
+        "spark.jars": jars,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.extensions": EXTENSIONS,
+        **catalog_conf(str(lake), {}),
+    }
+    lines = [f'    .config("{name}", {value!r})' for name, value in conf.items()]
+    return _PROGRAM.format(java=str(find_java().home), conf="\n".join(lines))

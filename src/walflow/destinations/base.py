@@ -74,7 +74,7 @@ class TableCopy:
     @property
     def rows(self) -> DataFrame:
         """The table's columns, and ``_exact`` if some rows need it."""
-        from walflow.spark.copied_rows import read_copy
+        from walflow.spark.changes import read_copy
 
         files = [str(file) for file in self.files]
         return read_copy(self.spark, files, self.schema, self.overflow)

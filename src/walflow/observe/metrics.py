@@ -1,22 +1,26 @@
-"""Prometheus metrics under the ``etl_`` names that users of such systems know.
+"""Prometheus metrics under the ``etl_`` names that users of such systems know, and ``/metrics``.
 
-``Metrics`` owns a registry of its own: nothing is global, so tests and several processes' worth
-of pipelines in one process do not collide. Each pipeline counts through the ``PipelineMetrics``
-that ``Metrics.pipeline(name)`` gives it; all calls may come from several threads.
+``Metrics`` owns a registry of its own: nothing is global, so tests and several pipelines in one
+process do not collide. Each pipeline counts through the ``PipelineMetrics`` that
+``Metrics.pipeline(name)`` gives it. All calls may come from several threads.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections import Counter as Counts
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from walflow.errors import WalflowError
+from walflow.config import host_and_port
+from walflow.errors import ConfigError, WalflowError
 from walflow.model import Phase, TableName
 
-__all__ = ["Metrics", "PipelineMetrics"]
+__all__ = ["Metrics", "PipelineMetrics", "serve_metrics"]
 
 _TRANSACTION_CHANGES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 _SEND_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -219,3 +223,41 @@ class PipelineMetrics:
 
 def _error_name(error: BaseException) -> str:
     return error.code if isinstance(error, WalflowError) else type(error).__name__
+
+
+_HINT = "Choose another address (metrics_address, WALFLOW_METRICS_ADDRESS), like 127.0.0.1:9000."
+
+
+@contextmanager
+def serve_metrics(address: str, registry: CollectorRegistry) -> Iterator[str]:
+    """Serve the registry on host:port while the block runs; gives the URL.
+
+    Port 0 takes any free one. ``[::]:9000`` and ``:9000`` listen on all interfaces.
+    """
+    try:
+        host, port = host_and_port(address)
+    except ValueError as error:
+        raise ConfigError(f"metrics_address {address!r} {error}.", hint=_HINT) from None
+    host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")  # noqa: S104  # asked for
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _cannot_listen(address: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"Metrics cannot be served on {address}: the port is in use.",
+            hint=f"Another pipeline or exporter may have it (ss -ltnp shows which). {_HINT}",
+        )
+    return ConfigError(
+        f"Metrics cannot be served on {address}: {error.strerror or error}.", hint=_HINT
+    )

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.conninfo import conninfo_to_dict
 
-from walflow.changelog.identity import HEAD
-from walflow.changelog.removing import own_log, remove_log
+from walflow.changelog.identity import HEAD, own_log, remove_log
 from walflow.config import Settings
 from walflow.config.settings import LEASE_FILE
 from walflow.destinations import is_web, open_destination, open_without_spark

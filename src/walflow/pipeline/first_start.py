@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from walflow.changelog.removing import remove_log
+from walflow.changelog.identity import remove_log
 from walflow.config import Settings
 from walflow.pipeline.state.pipeline_notes import remove_notes
 from walflow.source.catalog.publication import drop_publication

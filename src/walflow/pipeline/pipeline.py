@@ -46,8 +46,7 @@ from walflow.pipeline.publication.comparison import followed_publications
 from walflow.pipeline.publication.published import Published
 from walflow.pipeline.retrying import call_again
 from walflow.pipeline.run import PipelineEnd, PipelineRun
-from walflow.pipeline.state.held_store import held_store
-from walflow.pipeline.state.lease import LeaseKeeper
+from walflow.pipeline.state.lease import LeaseKeeper, held_store
 from walflow.pipeline.state.phases import FOLLOWED
 from walflow.pipeline.state.pipeline_notes import note_stop, with_chosen_publication, write_notes
 from walflow.pipeline.state.retries import Retries

@@ -1,4 +1,4 @@
-"""Changes as the log has them, as a DataFrame."""
+"""The change log's files as DataFrames: changes, and rows of copies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "old_type",
     "place",
     "read_changes",
+    "read_copy",
     "since_truncate",
 ]
 
@@ -77,3 +78,17 @@ def place(lsn: int | None = None, seq: int = -1) -> Expr:
         return sf.struct("_lsn", "_seq")
     numbers = {"_lsn": lsn, "_seq": seq}
     return sf.struct(*(sf.lit(int(n)).cast("bigint").alias(name) for name, n in numbers.items()))
+
+
+def read_copy(
+    spark: SparkSession, files: Sequence[str], table: TableSchema, overflow: bool
+) -> DataFrame:
+    """The rows, with a column ``_exact`` if ``exact``, or if there is no other; no files give no
+    rows."""
+    columns = [f"{quoted(column.name)} {column.spark_type}" for column in table.columns]
+    if overflow or not columns:
+        columns.append(f"_exact {EXACT_TYPE}")
+    schema = ", ".join(columns)
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*files)

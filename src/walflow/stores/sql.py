@@ -15,8 +15,7 @@ from walflow.stores.cached import HISTORY_LENGTH, CachedStore
 from walflow.stores.refusals import nothing_to_roll_back
 from walflow.stores.sql_database import Database
 from walflow.stores.sql_leases import SqlLeases, SqlRequests
-from walflow.stores.sql_migration import migrate
-from walflow.stores.sql_tables import ALL, mappings, schemas, states
+from walflow.stores.sql_tables import ALL, mappings, migrate, schemas, states
 
 __all__ = ["SqlStore"]
 

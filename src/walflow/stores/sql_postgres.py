@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.dialects import postgresql
 
-from walflow.config.certificates import in_files
+from walflow.config.tls import in_files
 from walflow.errors import BadUri, StoreError
 from walflow.model import quote_identifier
 from walflow.redaction import MASK, redacted

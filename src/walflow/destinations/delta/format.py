@@ -13,9 +13,9 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.delta import maintenance
 from walflow.destinations.delta.commits import newest_version
-from walflow.destinations.delta.entries import Entries
 from walflow.destinations.delta.tables import (
     SESSION_CONF,
+    Entries,
     all_properties,
     alter_table,
     carrying_on,

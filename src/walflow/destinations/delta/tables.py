@@ -1,9 +1,15 @@
-"""Delta tables of ours: their places, schemas, owners and positions."""
+"""Delta tables of ours: their places, schemas, owners and positions, and their catalog entries.
+
+The folder is what counts. A catalog (such as a Hive metastore that ``spark.conf`` names) only adds
+a name to it. If a crash leaves an entry out, it is added when the table is next used.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXTENSIONS",
     "SESSION_CONF",
+    "Entries",
     "all_properties",
     "alter_table",
     "carrying_on",
@@ -252,3 +259,56 @@ def _say(spark: SparkSession, text: str | None) -> None:
         spark.conf.unset(_USER_METADATA)
     else:
         spark.conf.set(_USER_METADATA, text)
+
+
+class Entries:
+    """The entries of one catalog. Calls may come from several threads."""
+
+    def __init__(self, catalog: str) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._entered: set[TableName] = set()
+
+    def check(self, spark: SparkSession) -> None:
+        """Fail as Spark does if there is no such catalog."""
+        spark.sql(f"SHOW NAMESPACES IN {quoted(self._catalog)}").take(1)
+
+    def enter(self, spark: SparkSession, name: TableName, folder: Path) -> None:
+        """Make the table known, unless it is. DestinationError if the catalog allows no such name.
+
+        Adds no commit to the table."""
+        with self._lock:
+            if name in self._entered:
+                return
+        identifier = self._identifier(name)
+        spark.sql(
+            f"CREATE NAMESPACE IF NOT EXISTS {quoted(self._catalog)}.{quoted(name.schema)}"
+            f" LOCATION {literal(str(folder.parent))}"
+        )
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {identifier} USING delta LOCATION {literal(str(folder))}"
+        )
+        with self._lock:
+            self._entered.add(name)
+
+    def remove(self, spark: SparkSession, name: TableName) -> None:
+        """Make the table unknown; its files stay. Repeats safely."""
+        with self._lock:
+            self._entered.discard(name)
+        if _is_allowed(name):
+            spark.sql(f"DROP TABLE IF EXISTS {self._identifier(name)}")
+
+    def _identifier(self, name: TableName) -> str:
+        if not _is_allowed(name):
+            raise DestinationError(
+                f"the catalog {self._catalog} cannot have a table called {name}: letters, digits "
+                "and underscores only",
+                hint="Give it another name in mapping.tables, or leave destination.options.catalog "
+                "out: by their place, tables can have any name.",
+                retry=False,
+            )
+        return f"{quoted(self._catalog)}.{quoted(name.schema)}.{quoted(name.name)}"
+
+
+def _is_allowed(name: TableName) -> bool:
+    return all(re.fullmatch(r"[A-Za-z0-9_]+", part) for part in (name.schema, name.name))

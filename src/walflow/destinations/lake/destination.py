@@ -29,6 +29,7 @@ from walflow.destinations.lake.maintenance import Schedule, maintain
 from walflow.destinations.lake.modes import MODES
 from walflow.destinations.lake.noted_cuts import NotedCuts
 from walflow.destinations.lake.owner import Owner, Stamp
+from walflow.destinations.lake.properties import TableCache
 from walflow.destinations.lake.recopying import (
     bring_to_schema,
     check_key,
@@ -38,7 +39,6 @@ from walflow.destinations.lake.recopying import (
 from walflow.destinations.lake.schema_changes import change_schema
 from walflow.destinations.lake.sessions import SessionPool
 from walflow.destinations.lake.spark_errors import as_our_errors
-from walflow.destinations.lake.table_cache import TableCache
 from walflow.destinations.lake.table_schema import (
     COPY,
     EXACT,

@@ -17,7 +17,7 @@ from walflow.model import Lsn
 from walflow.observe.metrics import PipelineMetrics
 from walflow.pipeline.capture.log_writer import LogWriter
 from walflow.source.catalog.publication import find_publication, read_publication
-from walflow.source.catalog.timelines import read_timeline, switch_points, timeline_loss
+from walflow.source.catalog.server import read_timeline, switch_points, timeline_loss
 from walflow.source.connection import Session, connect
 from walflow.source.stream.backlog import Backlog, advance_slot, backlog_bytes
 from walflow.source.stream.replication_connection import Replication

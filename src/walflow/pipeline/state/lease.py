@@ -1,21 +1,25 @@
-"""The lease on a pipeline: held while it runs, so that no other process runs it too."""
+"""The pipeline's lease, and the store for as long as the lease is ours."""
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import structlog
+import tenacity
 
 from walflow.errors import LeaseLost, PipelineInUse, StoreError
+from walflow.pipeline.retrying import call_again
 from walflow.pipeline.state.process_marks import has_died, is_alive, new_id
 from walflow.pipeline.timing import Timing
-from walflow.stores.base import Holder, Lease, LeaseStore, Report
+from walflow.stores.base import Holder, Lease, LeaseStore, Report, Store
 
-__all__ = ["LeaseKeeper"]
+__all__ = ["LeaseKeeper", "held_store"]
 
 _logger = structlog.get_logger(__name__)
 
@@ -133,3 +137,52 @@ def _lives(before: Lease | None, now: Lease | None) -> bool:
         return True
     renewed = before is not None and before.holder == now.holder
     return renewed and before is not None and now.seconds_left > before.seconds_left
+
+
+_NOT_REPEATED = frozenset({"rollback_table_replication_state", "close"})
+"""An answer that got lost would make the second time do it twice."""
+
+_logger = structlog.get_logger(__name__)
+
+
+def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float) -> Store:
+    """The store, for as long as the lease is ours.
+
+    While the store is away, calls wait for it: no table is to blame. The lease says how long that
+    may last. Once that is lost, every call raises: what is
+    in the store is another process's. ``pause``: seconds before it is asked again.
+    """
+    return cast("Store", _HeldStore(store, lease, stop, pause))
+
+
+class _HeldStore:
+    def __init__(
+        self, store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._stop = stop
+        self._pause = pause
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._store, name)
+        return functools.partial(self._call, name, call)
+
+    def _call(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def ask() -> Any:
+            self._lease.check()
+            return call(*args, **options)
+
+        return call_again(
+            ask,
+            stop=self._stop,
+            can_retry=lambda error: (
+                isinstance(error, StoreError) and error.retry and name not in _NOT_REPEATED
+            ),
+            wait=tenacity.wait_fixed(self._pause),
+            tell=_tell,
+        )
+
+
+def _tell(error: BaseException, attempt: int, seconds: float) -> None:
+    _logger.warning("the store does not answer; trying again", error=str(error))

@@ -30,8 +30,7 @@ from walflow.source.catalog.published_tables import (
     published_tables,
     refused_reading,
 )
-from walflow.source.catalog.server import Server, read_server
-from walflow.source.catalog.timelines import read_timeline
+from walflow.source.catalog.server import Server, read_server, read_timeline
 from walflow.source.connection import Session, replication_hint
 from walflow.source.stream.slots import (
     SlotState,

@@ -28,8 +28,7 @@ from walflow.source.connection import connect, source_errors
 from walflow.source.stream.live_stream import LiveStream
 from walflow.source.stream.slots import require_failover
 from walflow.source.wire.frames import Frames
-from walflow.source.wire.protocol import POSTGRES_EPOCH
-from walflow.source.wire.refusals import refusal
+from walflow.source.wire.protocol import POSTGRES_EPOCH, refusal
 
 __all__ = ["CreatedSlot", "Replication", "output_options"]
 

@@ -1,20 +1,16 @@
-"""The little of Postgres's wire protocol that is spoken past libpq: frames of a kind and a size."""
+"""The little of Postgres's wire protocol that is spoken past libpq: frames, and refusals."""
 
 from __future__ import annotations
 
 import struct
 
 from psycopg import pq
+from psycopg.pq.abc import PGresult
 
 from walflow.errors import SourceError
 from walflow.source.connection import source_error
 
-__all__ = [
-    "POSTGRES_EPOCH",
-    "is_encrypted",
-    "query_frame",
-    "server_error",
-]
+__all__ = ["POSTGRES_EPOCH", "is_encrypted", "query_frame", "refusal", "server_error"]
 
 POSTGRES_EPOCH = 946_684_800_000_000
 """2000-01-01, from which the stream's clocks count, in microseconds since 1970."""
@@ -38,3 +34,12 @@ def server_error(fields: bytes, doing: str) -> SourceError:
     """What an ErrorResponse means: fields of a code and a text each."""
     texts = {field[:1]: field[1:] for field in fields.split(b"\0") if field}
     return source_error(texts.get(b"M"), texts.get(b"C"), doing)
+
+
+def refusal(result: PGresult | None, doing: str) -> SourceError:
+    """The error for a command that was not carried out; ``doing`` completes "Could not …"."""
+    if result is None:
+        return source_error(None, None, doing)
+    return source_error(
+        result.error_message, result.error_field(pq.DiagnosticField.SQLSTATE), doing
+    )

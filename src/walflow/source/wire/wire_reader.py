@@ -23,8 +23,7 @@ from psycopg import pq
 from walflow.errors import ConnectionLost, SourceError
 from walflow.source.codec.cells import PADDING, Bytes, Positions
 from walflow.source.wire.frames import FRAME_HEADER, frame_starts
-from walflow.source.wire.protocol import is_encrypted, query_frame, server_error
-from walflow.source.wire.refusals import refusal
+from walflow.source.wire.protocol import is_encrypted, query_frame, refusal, server_error
 
 __all__ = ["WireReader", "open_reader"]
 
