@@ -1,7 +1,7 @@
-"""How a table's schema changes: what has to be done to rows, and to a table, of the former one.
+"""How a table's schema changes, and what follows for its rows and for the destination's table.
 
-Values only, like ``model``. Both schemas know their columns' attribute numbers. These say what was
-renamed, and what was dropped and made anew; nothing is guessed.
+Values only, like ``model``. Both schemas have their columns' attribute numbers. These show which
+columns were renamed, and which were dropped and created again. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _BIT, _VARBIT = 1560, 1562
 _NUMERIC = 1700
 
 _PRINT_ALIKE = (frozenset({_TEXT, _VARCHAR}), frozenset({_BIT, _VARBIT}))
-"""Types of which the same bytes are the same text. cidr and inet, xml and text are not: a cidr
-shows its mask always, an xml value loses its encoding."""
+"""Types whose values print the same text after a change between them. cidr and inet, xml and text
+are not among them: a cidr always shows its mask, an xml value loses its encoding."""
 
 _WIDER_IF_GREATER = frozenset({_VARCHAR, _VARBIT, 1114, 1184, 1083, 1266})
-"""Types whose modifier is a length or precision up to which every value is kept as it is."""
+"""Types whose modifier is a length or precision, up to which every value stays as it is."""
 
 _ANY_SIZE = -1
 
@@ -34,14 +34,14 @@ _CAST_WITHOUT_LOSS = frozenset(
         *[(base, _VARCHAR) for base in (_TEXT, _NAME, _UUID, _JSON, _JSONB)],
     }
 )
-"""Casts to another type after which a value is the same number, or prints as the same text."""
+"""Casts after which a value is the same number, or prints the same text."""
 
 _WIDENINGS = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class NotFollowed(Exception):
-    """Changes alone do not bring a table up to date: it must be copied again. So it is if rows of
-    one schema do not say what they are in the next one."""
+    """A table cannot be brought up to date by changes alone: it must be copied again. For example,
+    rows of one schema do not say what they are in the next one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,47 +50,46 @@ class NotFollowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """The way from one schema to another. Columns that are in none of these stay as they are.
+    """The steps from one schema to another. Columns that are in none of these stay as they are.
 
-    A name may be in ``dropped`` and in ``added``, when a column was dropped and made anew, and
-    renamed columns may have swapped names: dropping comes first, and all renaming at once.
+    A name may be in ``dropped`` and in ``added``, if a column was dropped and created again, and
+    renamed columns may have exchanged names. So dropping comes first, then all renames at once.
     """
 
     before: TableSchema
     after: TableSchema
     added: tuple[Column, ...] = ()
-    """What rows from before have in them is in ``missing``."""
+    """``missing`` has their values in earlier rows."""
     dropped: tuple[Column, ...] = ()
     renamed: tuple[tuple[Column, Column], ...] = ()
-    """Also those that are widened as well."""
+    """Including those that are also widened."""
     widened: tuple[tuple[Column, Column], ...] = ()
-    """Columns whose type holds all that the former one did, with the same values."""
+    """Columns whose new type holds all values of the former one unchanged."""
     missing: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """By name, the Python values that older rows get in added columns; null for columns that are
-    not named. The caller adds them, because ``evolution`` knows only their texts."""
+    """By name: the Python values of added columns in older rows; null for columns that are not
+    named. The caller adds them, because ``evolution`` has only their texts."""
 
     @property
     def key_changed(self) -> bool:
-        """Whether other columns tell rows apart, or rows are no longer told apart by columns."""
+        """Whether rows are identified by other columns than before, or by none."""
         return key_numbers(self.before) != key_numbers(self.after)
 
     @property
     def changes_columns(self) -> bool:
-        """Whether a table of the former schema must be altered at all."""
+        """Whether a table of the former schema has to be altered."""
         return bool(self.added or self.dropped or self.renamed or self.widened)
 
 
 def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) -> Evolution:
-    """The way from one schema of a table to a later one. Raises NotFollowed.
+    """The steps from one schema of a table to a later one. Raises NotFollowed.
 
-    Postgres rewrites a table for some changes of type (integer to bigint) and logs nothing; the
-    expression that it used (ALTER COLUMN … TYPE … USING …) is not to be seen afterwards. Such a
-    change is followed only with ``trust_rewrites``, and then only if the new type holds all values
-    of the former one.
+    For some changes of type (integer to bigint) Postgres rewrites the table and logs nothing, and
+    the expression of ALTER COLUMN … TYPE … USING … is not visible afterwards. Such a change is
+    followed only with ``trust_rewrites``, and only if the new type holds all values of the former
+    one. A table's files show that it was rewritten.
 
-    A table's files show that it was rewritten. Schemas in between are not looked at: to see a type
-    that was changed and changed back, go from schema to schema. The table's name may be another;
-    which one it has is not part of the way.
+    Schemas in between are not considered: to notice a type that was changed and changed back, go
+    from schema to schema. The table's name may differ; it is not part of the steps.
     """
     if before.oid != after.oid:
         raise ValueError(f"{before.name} ({before.oid}) and {after.name} ({after.oid}) are two")
@@ -125,7 +124,7 @@ def evolution(before: TableSchema, after: TableSchema, *, trust_rewrites: bool) 
 
 
 def key_numbers(schema: TableSchema) -> frozenset[int]:
-    """The key's columns, whatever they are called."""
+    """The attribute numbers of the key's columns."""
     return _numbers(schema.key_columns)
 
 
@@ -169,7 +168,7 @@ def _check_type(old: Column, new: Column, *, rewritten: bool, trust: bool) -> No
 
 
 def widens(old: str, new: str) -> bool:
-    """Whether a column of a lake's table can become one of the other type, values and all."""
+    """Whether a column of a lake's table, with its values, can become the other type."""
     if old == new or (old, new) in _WIDENINGS:
         return True
     was, now = (re.fullmatch(r"decimal\((\d+),\s*(\d+)\)", kind) for kind in (old, new))
@@ -177,21 +176,21 @@ def widens(old: str, new: str) -> bool:
 
 
 def _same_type(old: PgType, new: PgType) -> bool:
-    """Whether they differ in nothing but the name, which types can change."""
+    """Whether they differ only in the name, which types can change."""
     if old.element is not None and new.element is not None and old.oid == new.oid:
         return _same_type(old.element, new.element)
     return (old.oid, old.base, old.typmod) == (new.oid, new.base, new.typmod)
 
 
 def _print_alike(old: PgType, new: PgType) -> bool:
-    """Whether a stored value that is left as it is has the same text in both types."""
+    """Whether a stored value has the same text in both types."""
     if old.element is not None and new.element is not None:
         return old.delimiter == new.delimiter and _print_alike(old.element, new.element)
     return old.base == new.base or any({old.base, new.base} <= family for family in _PRINT_ALIKE)
 
 
 def _keeps_values(old: PgType, new: PgType) -> bool:
-    """Whether Postgres's own cast keeps every value as it is."""
+    """Whether Postgres's own cast preserves every value."""
     if old.element is not None and new.element is not None:
         return old.delimiter == new.delimiter and _keeps_values(old.element, new.element)
     if old.base != new.base:

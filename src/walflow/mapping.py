@@ -1,4 +1,4 @@
-"""The destination's names of the source's tables."""
+"""The names of the source's tables in the destination."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
 from walflow.model import TableName
 
-__all__ = ["NamedTables", "TableMapping", "check_apart", "conflict"]
+__all__ = ["NamedTables", "TableMapping", "check_distinct", "conflict"]
 
 _logger = structlog.get_logger(__name__)
 
@@ -41,13 +41,13 @@ class NamedTables:
     def __init__(self, setting: str, names: Iterable[str]) -> None:
         self._setting = setting
         self._names = frozenset(names)
-        self._told: frozenset[str] = frozenset()
+        self._warned: frozenset[str] = frozenset()
 
     def warn_of_unused(self, published: Iterable[TableName]) -> None:
-        """Warn once about names in the setting that none of these tables has. From one thread."""
+        """Warn once about names in the setting that none of these tables has. For one thread."""
         names = [str(table) for table in published]
         unused = self._names.difference(names)
-        for name in sorted(unused - self._told):
+        for name in sorted(unused - self._warned):
             meant = get_close_matches(name, names, n=1)
             _logger.warning(
                 f"{self._setting} names a table that is not followed",
@@ -55,7 +55,7 @@ class NamedTables:
                 hint=(f"Did you mean {meant[0]}? " if meant else "") + "The names are those of: "
                 "SELECT schemaname, tablename FROM pg_publication_tables;",
             )
-        self._told = unused
+        self._warned = unused
 
 
 def conflict(sources: Iterable[TableName], destination: TableName) -> MappingConflict:
@@ -67,7 +67,7 @@ def conflict(sources: Iterable[TableName], destination: TableName) -> MappingCon
     )
 
 
-def check_apart(names: Mapping[TableName, TableName]) -> None:
+def check_distinct(names: Mapping[TableName, TableName]) -> None:
     """Raise MappingConflict if two sources have one destination."""
     seen: dict[TableName, TableName] = {}
     for source, destination in sorted(names.items()):

@@ -1,7 +1,7 @@
 """The nouns: positions, names, columns, schemas, spans and phases.
 
-Values only. They are frozen, hashable, picklable (Spark executors receive them), and know
-nothing of connections, files or Spark.
+Values only. They are frozen, hashable, picklable (Spark executors receive them), and do not depend
+on connections, files or Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 OLD_EXACT = "_old."
-"""In front of a column's name in the change log's ``_exact``: the text is of the value in
+"""The prefix of a column's name in the change log's ``_exact``, if the text belongs to the value in
 ``_old``."""
 
 
@@ -42,7 +42,7 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read it as Postgres prints it, ``16/B374D848``."""
+        """Parse Postgres's notation, ``16/B374D848``."""
         high, slash, low = text.partition("/")
         if not slash:
             raise ValueError(f"not a log position: {text!r} (expected a form like 16/B374D848)")
@@ -61,7 +61,7 @@ class Lsn(int):
 
 
 def quote_identifier(name: str) -> str:
-    """A name as SQL needs it, in Postgres's double quotes."""
+    """A name in Postgres's double quotes, for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -72,7 +72,7 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``schema.table``; what comes after the first dot is the table's name."""
+        """Parse ``schema.table``. Everything after the first dot is the table's name."""
         schema, dot, name = text.partition(".")
         if not dot:
             raise ValueError(f"not a table's name: {text!r} (expected a form like public.orders)")
@@ -106,10 +106,8 @@ class ChangeType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeStats:
-    """What some changes of one table contain, and so how they must be applied.
-
-    Statistics add up: ``a + b`` are those of both together.
-    """
+    """What the changes of one table contain, and so how they must be applied. Statistics can be
+    added: ``a + b`` describes both together."""
 
     rows: int = 0
     inserts: int = 0
@@ -119,7 +117,7 @@ class ChangeStats:
     """Rows with an ``_old``."""
     truncates: int = 0
     unchanged: bool = False
-    """Whether some row lacks values that Postgres did not send."""
+    """Whether some row lacks values, because Postgres did not send them."""
     overflow: bool = False
     """Whether some row has a value that its column could not hold."""
     last_truncate: tuple[int, int] | None = None
@@ -159,7 +157,7 @@ class PgType:
     element: PgType | None = None
     """The element type, for arrays and domains over arrays."""
     delimiter: str = ","
-    """What separates the elements in this array's text (``;`` for box[])."""
+    """The delimiter of elements in this array's text (``;`` for box[])."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +168,16 @@ class Column:
     """The column's type in the change log and in destinations, as Spark DDL: ``decimal(12,2)``."""
     nullable: bool = True
     attnum: int = 0
-    """pg_attribute.attnum: what stays the same when a column is renamed. 0: not known."""
+    """pg_attribute.attnum, which stays the same when a column is renamed. 0: not known."""
     missing: str | None = None
-    """What rows from before the column was added have in it, as text (pg_attribute's
-    attmissingval, the constant default that it was added with); None: null."""
+    """The column's value in rows from before it was added, as text (pg_attribute's attmissingval,
+    the constant default that it was added with). None: null."""
     missing_known: bool = True
-    """Whether ``missing`` is it. Not where partitions differ, or the type does not hold it."""
+    """Whether ``missing`` is certain. It is not where partitions differ, or where the type does not
+    hold it."""
     altered: int = 0
-    """The transaction that altered it last before this schema (pg_attribute.xmin): as long as it is
-    the last one, the column has its name and type. 0: not known."""
+    """The transaction that last altered it before this schema (pg_attribute.xmin). As long as no
+    later one has, the column has its name and type. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +193,13 @@ class TableSchema:
     version: Lsn = Lsn(0)
     """The first position at which rows had this schema."""
     filenodes: frozenset[int] = frozenset()
-    """The files that its rows lay in when it was described: one that is gone later was rewritten
-    (or emptied). Empty: not known. Not compared by ``same_schema``."""
+    """The files (relfilenodes) of its rows when the schema was read. If one is gone later, it was
+    rewritten (or truncated). Empty: not known. Not compared by ``same_schema``."""
     unpublished: frozenset[int] = frozenset()
-    """The attribute numbers of columns that it has beside the published ones. Not
-    compared by ``same_schema``."""
+    """The attribute numbers of its unpublished columns. Not compared by ``same_schema``."""
     newest: int = 0
-    """The greatest attribute number given out so far, as far as is known: that of a column which
-    is added later is greater. Not compared by ``same_schema``."""
+    """The greatest attribute number so far, if known. A column that is added later has a greater
+    one. Not compared by ``same_schema``."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -213,26 +211,26 @@ class TableSchema:
 
     @property
     def identity_columns(self) -> tuple[Column, ...]:
-        """The columns by which an old row is found: the key, or for keyless tables all."""
+        """The columns that identify an old row: the key, or for keyless tables all columns."""
         return self.key_columns or self.columns
 
     @property
     def numbered(self) -> bool:
-        """Whether it is known which columns of the table these are, whatever they are called."""
+        """Whether the attribute numbers of all columns are known, so that renames can be
+        followed."""
         return all(column.attnum for column in self.columns)
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
     def same_schema(self, other: TableSchema) -> bool:
-        """Whether rows of both can stand in one file and one table.
-
-        What only the catalog knows (nullability, attribute numbers) does not count.
-        """
+        """Whether rows of both can be in one file and one table. What only the catalog has
+        (nullability, attribute numbers) does not count."""
         return self._identity == other._identity
 
     def same_columns(self, other: TableSchema) -> bool:
-        """Whether both are the same schema, and no column was dropped and made anew meanwhile."""
+        """Whether both are the same schema, and no column was dropped and created again in
+        between."""
         mine = [column.attnum for column in self.columns]
         return self.same_schema(other) and mine == [column.attnum for column in other.columns]
 
@@ -247,12 +245,13 @@ class PageRange:
     """Some pages of one relation."""
 
     relation: int
-    """Its oid."""
+    """The relation's oid."""
     first_page: int
     end_page: int | None
-    """The first page that is no longer in it; None: all to the end, however far that has moved."""
+    """The first page after the range. None: the range ends with the relation, however much that
+    grows."""
     bytes: int = 0
-    """About how much there is to read."""
+    """How much there is to read, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +259,11 @@ class CopyFile:
     """A Parquet file with rows of a table."""
 
     name: str
-    """In the copy's folder."""
+    """Relative to the copy's folder."""
     rows: int
     bytes: int
     overflow: bool
-    """Whether it has the column of exact texts."""
+    """Whether it has the column of overflow texts."""
     checksum: int
     """Of its content."""
 

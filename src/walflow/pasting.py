@@ -1,7 +1,7 @@
-"""Commands in texts, for pasting.
+"""Commands in messages, for pasting.
 
-Hints name commands in backticks (`walflow resync public.orders`). The code that writes a hint does
-not know the options that find the pipeline; the code that shows it does, and adds them.
+Hints name commands in backticks (`walflow resync public.orders`). Code that writes a hint does not
+have the options that find the pipeline. Code that shows it has them, and adds them.
 """
 
 from __future__ import annotations

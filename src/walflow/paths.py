@@ -12,15 +12,14 @@ _FOREIGN = re.compile(r"[a-z][a-z0-9+.\-]*:(?:[/\\]|$)|[a-z]:", re.IGNORECASE)
 
 
 def is_foreign_path(path: str) -> bool:
-    """Whether the text, read as a path of this machine, would make folders of what was meant for
-    a URI (``s3://bucket/log``, also as ``s3:/bucket``) or for Windows (``C:\\log``).
-    """
+    r"""Whether the text, used as a path on this machine, would create folders although it is a URI
+    (``s3://bucket/log``, also as ``s3:/bucket``) or a path of Windows (``C:\log``)."""
     return _FOREIGN.match(path) is not None
 
 
 def is_there(path: Path) -> bool:
-    """Whether the path is seen to be there. Not, if nothing can be seen there, about which
-    ``Path.exists`` raises: who is to make or open the path then says why that cannot be done."""
+    """Whether the path is seen to exist. False also if that cannot be seen, where ``Path.exists``
+    raises: opening or creating the path then raises the error."""
     try:
         return path.exists()
     except OSError:

@@ -1,8 +1,8 @@
 """Stores and destinations of the user's own, named by a URI.
 
-``python:module:Name`` names a class or function in a module that can be imported, from the current
-folder too. ``kind://…`` is whatever an installed package has entered as ``kind`` in the group of
-entry points (``walflow.destinations``, ``walflow.stores``).
+``python:module:Name`` names a class or function in a module that can be imported, also from the
+current folder. ``kind://…`` names what an installed package has registered as ``kind`` in the group
+of entry points (``walflow.destinations``, ``walflow.stores``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHON = "python"
 
 
 def load_object(uri: str) -> Callable[..., Any]:
-    """What ``python:module:Name`` names."""
+    """The object that ``python:module:Name`` names."""
     _, module, name = [*uri.split(":", 2), "", ""][:3]
     if not module or not name or uri.count(":") > 2:
         raise BadUri(
@@ -59,7 +59,7 @@ def _imported(module: str) -> object:
 
 
 def installed(group: str, kind: str) -> Callable[..., Any] | None:
-    """What an installed package offers for URIs of this kind, if one does."""
+    """What an installed package registers for URIs of this kind, if one does."""
     found = next(iter(entry_points(group=group, name=kind)), None)
     return None if found is None else found.load()
 

@@ -1,8 +1,8 @@
-"""Our frozen dataclasses as JSON, and back, in one way wherever they are kept.
+"""Converts our frozen dataclasses to JSON and back, in the same way everywhere.
 
-Fields that have their default are left out: a busy log has very many records that are mostly
-defaults. Positions are integers, sets and tuples are lists. What is read back must have every field
-without a default, and none that the class does not know.
+Fields with their default value are left out: a busy log has very many records that are mostly
+defaults. Positions are integers, sets and tuples are lists. When reading, every field without a
+default must be there, and no unknown field.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["from_dict", "from_json", "to_dict", "to_json"]
 _Record = TypeVar("_Record")
 
 _adapters: dict[type[Any], TypeAdapter[tuple[Any]]] = {}
-"""Made once each: that takes some milliseconds."""
+"""One adapter a class: creating one takes some milliseconds."""
 
 
 def to_dict(record: object) -> dict[str, Any]:
-    """What ``json.dumps`` takes."""
+    """A value that ``json.dumps`` accepts."""
     (content,) = _adapter(type(record)).dump_python((record,), mode="json", exclude_defaults=True)
     return dict(content)
 
@@ -33,12 +33,12 @@ def to_json(record: object) -> bytes:
 
 
 def from_dict(kind: type[_Record], content: Mapping[str, Any]) -> _Record:
-    """Raises ValueError, which says what does not fit."""
+    """Raises ValueError, which says what is wrong."""
     return _read(kind, lambda: _adapter(kind).validate_python((content,)))
 
 
 def from_json(kind: type[_Record], text: bytes | str) -> _Record:
-    """Raises ValueError, which says what does not fit."""
+    """Raises ValueError, which says what is wrong."""
     whole = b"[%s]" % text if isinstance(text, bytes) else f"[{text}]"
     return _read(kind, lambda: _adapter(kind).validate_json(whole))
 

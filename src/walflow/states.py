@@ -1,6 +1,6 @@
-"""What is remembered of a table: where it stands, since when, and what went wrong.
+"""The stored state of a table: its phase, since when, its position, and its error.
 
-Values only, like ``model``; stores keep them, the pipeline moves them.
+Values only, like ``model``. Stores store them, the pipeline changes them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class RetryKind(StrEnum):
 class RetryPolicy:
     kind: RetryKind
     at: float | None = None
-    """Unix time of the next attempt, if it is timed."""
+    """Unix time of the next attempt, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableError:
-    """Why a table was set aside. It stays while the table is tried again, until that succeeds."""
+    """Why a table was set aside. It stays until a later attempt succeeds."""
 
     code: str
     """The error's stable name."""
@@ -52,11 +52,11 @@ class TableError:
     hint: str
     retry: RetryPolicy
     phase: Phase
-    """Where the table stood when it happened, and goes on from after a retry."""
+    """The phase in which it happened. After a retry, the table continues from there."""
 
     @property
     def passing(self) -> bool:
-        """Whether another look at the source's catalog may find the cause gone."""
+        """Whether a newer look at the source's catalog may find the cause gone."""
         return self.code in _PASSING
 
 
@@ -74,16 +74,16 @@ class Gap(StrEnum):
 
 
 class Storage(NamedTuple):
-    """Where a relation's rows lie, and what shows how they were written."""
+    """A relation's file, and facts that show how its rows were written."""
 
     relation: int
     file: int
     toast: int
-    """Its TOAST table; 0 if it has none, because its columns are short."""
+    """Its TOAST table. 0 if it has none, because its columns are short."""
     entry: int
-    """Its own entry in a publication; 0 if it has none."""
+    """Its own entry in a publication. 0 if it has none."""
     columns: int
-    """Another number after every alteration of a column."""
+    """A number that changes with every ALTER of a column."""
 
     def may_be_rewritten_since(self, before: Storage) -> bool:
         """Whether ALTER TABLE may have written all rows anew, with values that are not in the log
@@ -108,8 +108,8 @@ class Membership:
 
     entries: frozenset[str] = frozenset()
     """What it is published by: the publication (FOR ALL TABLES), or entries for itself, for its
-    schema, or for a table that it is a partition of. Each is another one after it, or the
-    table's place in that schema or below that table, was given up and taken again."""
+    schema, or for a table that it is a partition of. An entry changes if it, or the table's place
+    in that schema or below that table, was removed and added again."""
     row_filter: str | None = None
     kinds: frozenset[str] = frozenset()
     """The kinds of change that are published: insert, update, delete, truncate."""
@@ -117,27 +117,29 @@ class Membership:
     """The table itself as (oid, 0), and its partitions on all levels as (oid, transaction that
     attached it)."""
     came_empty: frozenset[int] = field(default=frozenset(), compare=False)
-    """Oids of those partitions that cannot have brought rows with them: they were made as
+    """The oids of partitions that cannot have brought rows with them: they were created as
     partitions, or have no rows yet."""
     publication: str = ""
-    """The version of the publication's settings, which begins with its oid: kinds that were
-    switched off and on again are the same, but this is not. Empty if it was not looked at."""
+    """The version of the publication's settings, which begins with its oid. Kinds that were
+    switched off and on again look the same, but the version does not. Empty if it was not read."""
 
     files: frozenset[Storage] = frozenset()
-    """Where the rows lie. Empty if it was not looked at."""
+    """The relations with the rows. Empty if they were not read."""
     types: frozenset[tuple[int, str]] = frozenset()
-    """What the values of the columns' types depend on, as (type, fact): see read_type_facts."""
+    """The facts that the values of the columns' types depend on, as (type, fact): see
+    read_type_facts."""
 
     def continues(self, now: Membership) -> bool:
-        """Whether the log has all that happened to the table's rows between this and ``now``."""
+        """Whether the log has everything that happened to the table's rows between this and
+        ``now``."""
         return self.gap(now) is None
 
     def gap(self, now: Membership) -> Gap | None:
         """Why the log may lack something that happened to the table's rows between this and
-        ``now``: then the table must be copied again. None: it has all.
+        ``now``: then the table must be copied again. None: it has everything.
 
-        What was not looked at then is taken to be as it is now. Where the settings' version is not
-        known, more kinds of change than before are what counts.
+        What was not read then is assumed to be as it is now. If the settings' version is not known,
+        only kinds of change that were added count.
         """
         new = {oid for oid, _ in now.relations - self.relations}
         if not (
@@ -154,9 +156,9 @@ class Membership:
         return Gap.REWRITTEN if self._may_be_rewritten(now) else None
 
     def _same_values(self, now: Membership) -> bool:
-        """Whether rows that nobody wrote to still print as they did. Types that one of both does
-        not use belong to columns that came or went, and further facts (an enum's new label) to
-        values that no row had."""
+        """Whether rows that nobody wrote to still print the same texts. Types that only one of both
+        uses belong to columns that were added or dropped, and additional facts (an enum's new
+        label) to values that no row had."""
         used = {oid for oid, _ in now.types}
         return now.types >= {(oid, fact) for oid, fact in self.types if oid in used}
 
@@ -184,8 +186,8 @@ class TableReplicationState:
     since: float = 0.0
     """Unix time at which the phase was entered."""
     position: Lsn = Lsn(0)
-    """As far as is known here, all changes of the table up to this are in the destination. A
-    destination that keeps positions itself knows better."""
+    """All changes of the table up to this are in the destination, as far as the pipeline knows. A
+    destination that stores positions itself knows better."""
     rows_expected: int = 0
     """The planner's estimate, for progress only."""
     rows_copied: int = 0
@@ -194,7 +196,7 @@ class TableReplicationState:
     attempts: int = 0
     """Failures since the last success."""
     error: TableError | None = None
-    """The last of them. The table is set aside only while its phase is ``Errored``."""
+    """The last failure. The table is set aside only while its phase is ``Errored``."""
     membership: Membership = field(default_factory=Membership)
     schema_version: Lsn = Lsn(0)
     """The version of the schema that the destination's table has; 0: not known."""

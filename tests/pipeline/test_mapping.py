@@ -14,7 +14,7 @@ from tests.pipeline.running import WAIT, running, settings_for
 from tests.pipeline.shelf import PositionedShelf
 from walflow.config import MappingSettings
 from walflow.errors import MappingConflict
-from walflow.mapping import NamedTables, TableMapping, check_apart
+from walflow.mapping import NamedTables, TableMapping, check_distinct
 from walflow.model import TableName
 
 if TYPE_CHECKING:
@@ -99,6 +99,6 @@ def test_a_pipeline_warns_at_its_start_and_when_the_publication_changes(
 
 def test_two_sources_on_one_name_are_refused_with_both_names() -> None:
     one, other = TableName("a", "t"), TableName("b", "t")
-    check_apart({one: one, other: other})
+    check_distinct({one: one, other: other})
     with pytest.raises(MappingConflict, match=r"a\.t and b\.t .* lake\.t"):
-        check_apart({one: TableName("lake", "t"), other: TableName("lake", "t")})
+        check_distinct({one: TableName("lake", "t"), other: TableName("lake", "t")})

@@ -229,14 +229,14 @@ class HardTable:
         new = self._new_keys(inserts)
         keys = np.concatenate([after, new])
         kinds = ["update"] * updates + ["delete"] * deletes + ["insert"] * inserts
-        is_told = np.ones(changes, dtype=bool)
+        is_new = np.ones(changes, dtype=bool)
         if self.kind == "keyless":
-            # A deleted row is told as it was.
-            is_told[updates : updates + deletes] = False
-        told_salts = np.where(
-            is_told, self.position, np.concatenate([salts, np.zeros(inserts, dtype=np.int64)])
+            # A deleted row is sent as it was.
+            is_new[updates : updates + deletes] = False
+        new_salts = np.where(
+            is_new, self.position, np.concatenate([salts, np.zeros(inserts, dtype=np.int64)])
         )
-        values = made_up_values(keys, told_salts)
+        values = made_up_values(keys, new_salts)
         columns: dict[str, Any] = {**self._origins(kinds)}
         stats = ChangeStats(rows=changes, inserts=inserts, updates=updates, deletes=deletes)
         if self.kind == "overflow":

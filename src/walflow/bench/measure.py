@@ -118,7 +118,7 @@ def compare(
 
 def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) -> None:
     """Show a table of all; each result is also printed on stderr when it is measured."""
-    comparisons = [_told(one) for one in comparisons]
+    comparisons = [_printed(one) for one in comparisons]
     references = ", ".join(sorted({one.reference for one in comparisons}))
     table = Table(
         title=f"walflow against {references}: medians; CPU in seconds per million rows",
@@ -143,7 +143,7 @@ def show(console: Console, comparisons: Iterable[Comparison], *, as_json: bool) 
             print(one.to_json())
 
 
-def _told(one: Comparison) -> Comparison:
+def _printed(one: Comparison) -> Comparison:
     print(
         f"{one.name}: {one.wall:.2f} s, {one.reference} {one.reference_wall:.2f} s",
         file=sys.stderr,

@@ -1,14 +1,14 @@
-"""The copies of tables' existing rows: what is to be read, what has been read, what is complete.
+"""The copies of tables' existing rows: the plan, the ranges that were read, and the finished copy.
 
 A table's folder ``copy/<oid>/`` holds:
 
 - ``plan.json``: the ranges of pages that the table was cut into. A table of one range has none.
-- ``NNNNNN-<plan>-<position>.parquet``: the rows of a range, as the snapshot of that position has
-  them; ``NNNNNN.done``: says so, and is written once they are durable.
-- ``complete.json``: all is read; which files are the copy. Written last.
+- ``NNNNNN-<plan>-<position>.parquet``: the rows of a range under the snapshot of that position.
+  ``NNNNNN.done`` is written once these rows are durable.
+- ``complete.json``: the list of files that make up the finished copy. It is written last.
 
-Executors write into it while the driver does, and an executor may outlive its driver for a while.
-So every file's name and every ``.done`` names its plan, and nothing is ever rewritten in place.
+Executors write into the folder while the driver does, and an executor may outlive its driver for a
+while. So every file's name and every ``.done`` names its plan, and nothing is rewritten in place.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """How a table was cut when its copy began; a range's number is its place in ``ranges``."""
+    """How a table was cut into ranges when its copy began. A range's number is its index in
+    ``ranges``."""
 
     schema: TableSchema
     row_filter: str | None
     filenodes: Mapping[int, int]
-    """By relation: the file that the page numbers are of."""
+    """By relation: the file (relfilenode) that the page numbers refer to."""
     ranges: tuple[PageRange, ...]
     membership: Membership
-    """How the table was published when it was last read of it."""
+    """How the table was published when its catalog entry was last read."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
 
@@ -72,9 +73,9 @@ class FinishedRange:
     plan: str
     number: int
     position: Lsn
-    """Of the snapshot that it was read under."""
+    """The position of the snapshot that it was read under."""
     file: CopyFile | None
-    """None: there were no rows."""
+    """None: the range had no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class FinishedCopy:
     """A copy that waits to be loaded: the table exactly as it is at the position."""
 
     schema: TableSchema
-    """With a version just before the position, as has every schema of which there are rows."""
+    """Its version is just before the position, like the version of every schema that rows were
+    written with."""
     position: Lsn
     files: tuple[CopyFile, ...]
     membership: Membership
@@ -94,7 +96,7 @@ class FinishedCopy:
 
     @property
     def overflow(self) -> bool:
-        """Whether some file has the column of exact texts."""
+        """Whether some file has the column of overflow texts."""
         return any(file.overflow for file in self.files)
 
 
@@ -106,9 +108,9 @@ def store_range(folder: Path, finished: FinishedRange) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CopyFolder:
-    """One table's copy in the log. There need not be one: then it has no plan and no files.
+    """One table's copy in the log. It may be empty: then it has no plan and no files.
 
-    Used by one thread at a time, while executors add ranges.
+    One thread at a time uses it, while executors add ranges.
     """
 
     table: int
@@ -116,12 +118,13 @@ class CopyFolder:
     folder: Path
 
     def begin(self, plan: CopyPlan) -> None:
-        """Forget what was read before, and remember this plan."""
+        """Discard what was read before, and store this plan."""
         self.drop()
         self.extend(plan)
 
     def extend(self, plan: CopyPlan) -> None:
-        """Remember the plan, which may have more ranges now; what was read of it still counts."""
+        """Store the plan, which may have more ranges than before. The ranges that were read still
+        count."""
         with disk_errors(self.folder):
             self.make_folder()
             write_atomically(self.folder / _PLAN, sealed(to_dict(plan)))
@@ -133,11 +136,12 @@ class CopyFolder:
                 sync_folder(self.folder.parent)
 
     def plan(self) -> CopyPlan | None:
-        """None also for one that cannot be read: the table is then copied anew."""
+        """The plan. None if there is none, or if it cannot be read: the table is then copied
+        again."""
         return _read(self.folder / _PLAN, CopyPlan)
 
     def finished_ranges(self, plan: CopyPlan) -> dict[int, FinishedRange]:
-        """By number, the ranges of the plan that were read and whose files are there in full."""
+        """The ranges of the plan that were read and whose files are complete, by number."""
         found = (_read(path, FinishedRange) for path in self.folder.glob(f"*{_DONE}"))
         return {
             done.number: done
@@ -149,20 +153,20 @@ class CopyFolder:
         }
 
     def remove_others(self, kept: Iterable[str]) -> None:
-        """Remove what broken-off attempts have left: all data but these files."""
+        """Remove what interrupted attempts left: all data except these files."""
         names = set(kept)
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path.suffix not in (_DONE, ".json") and path.name not in names:
                 remove(path)
 
     def complete(self, whole: FinishedCopy) -> None:
-        """Remember that its files, which are durable, are the table as of the position."""
+        """Note that these files are the table as of the position. They must be durable."""
         with disk_errors(self.folder):
             self.make_folder()
             write_atomically(self.folder / _COMPLETE, sealed(to_dict(whole)))
 
     def completed(self) -> FinishedCopy | None:
-        """The copy, if it is complete and its files are there in full."""
+        """The finished copy. None if it is not finished, or if a file is missing or incomplete."""
         found = _read(self.folder / _COMPLETE, FinishedCopy)
         return found if found and all(self._is_whole(file) for file in found.files) else None
 
@@ -171,11 +175,11 @@ class CopyFolder:
         return tuple(self.folder / file.name for file in finished.files)
 
     def reopen(self) -> None:
-        """Forget that the copy is complete; what was read stays."""
+        """Discard the note that the copy is finished. The ranges that were read stay."""
         (self.folder / _COMPLETE).unlink(missing_ok=True)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove these files, which are damaged, and forget that the copy is complete."""
+        """Remove these damaged files, and discard the note that the copy is finished."""
         self.reopen()
         for name in names:
             remove(self.folder / name)
@@ -205,7 +209,7 @@ def find_copies(folder: Path) -> Iterator[CopyFolder]:
 
 
 def remove_strangers(folder: Path) -> None:
-    """Remove from a log's folder ``copy`` what no copy of this format is."""
+    """Remove everything from a log's folder ``copy`` that is not a copy in this format."""
     for path in folder.iterdir():
         if not path.name.isdecimal():
             _remove_folder(path) if path.is_dir() else remove(path)

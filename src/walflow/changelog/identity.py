@@ -1,4 +1,4 @@
-"""log.json: whose log a folder holds and where it begins; the lock that keeps others out; removal."""
+"""log.json, which says whose log a folder holds; the lock that keeps others out; removing a log."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FOLDERS = ("copy", "data", "journal", "schemas")
 # The pipeline's store may be here before the log is.
 _STORE = ("state.db", "state.db-journal", "state.db-wal", "state.db-shm", LEASE_FILE)
 NOTES = "pipeline.json"
-"""What is to be known of the pipeline; see walflow.pipeline.state.pipeline_notes."""
+"""The file of notes about the pipeline; see walflow.pipeline.state.pipeline_notes."""
 BESIDE = (NOTES, NOTES + TEMPORARY, CUTS_FILE, CUTS_FILE + "-journal")
-"""What else may be in the folder: notes of the pipeline for commands."""
+"""The other files that the folder may hold: notes about the pipeline, for commands."""
 HEAD = "log.json"
 LOCK = "lock"
 
@@ -54,7 +54,8 @@ class Head:
     start: Lsn
     """The log is complete from here on."""
     epoch: int = 0
-    """Which journal is the log's: a restart begins a new one, and this switches to it at once."""
+    """The epoch of the log's journal. A restart begins another journal, and changing this number
+    switches to it in one step."""
     first: int = 0
     """Segments with a smaller sequence number are retired."""
     retired: dict[int, Lsn] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Head:
 
 
 def check_ours(folder: Path, identity: LogIdentity) -> None:
-    """Refuse a folder that is another pipeline's, or no log at all. Touches nothing."""
+    """Raise if the folder belongs to another pipeline, or is not a log. Changes nothing."""
     head = Head.load(folder)
     if head is not None and head.identity != identity:
         raise LogForeign(
@@ -105,7 +106,7 @@ def check_ours(folder: Path, identity: LogIdentity) -> None:
 
 
 def lock(folder: Path) -> int:
-    """Take the folder for this process; returns the descriptor that holds the lock."""
+    """Lock the folder for this process. Returns the descriptor that holds the lock."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,10 +143,9 @@ def own_log(folder: Path, pipeline: str) -> LogIdentity | None:
 
 
 def remove_log(folder: Path, pipeline: str) -> bool:
-    """Remove the pipeline's log from the folder, also one whose making or removal was broken off,
-    and nothing else that is there; False if there is none. Raises LogForeign, or LogInUse while
-    it is being written. Repeats safely.
-    """
+    """Remove the pipeline's log from the folder, and no other file. A log that was only half made
+    or half removed is removed too. Returns False if there is none. Raises LogForeign, or LogInUse
+    while a process writes it. Repeats safely."""
     with disk_errors(folder):
         # The lock is made first and removed last.
         if own_log(folder, pipeline) is None and not (folder / LOCK).exists():

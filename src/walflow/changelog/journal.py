@@ -1,12 +1,13 @@
-"""The manifest: an append-only journal of what has been sealed.
+"""The journal: an append-only list of what has been sealed.
 
-One line a record, a checksum before it: a segment as JSON, or the end of the log as a number. A
-record is in the log once its line is synced, so
-a segment appears whole or not at all. Only the last line of the last file can be torn by a crash;
-it was never acknowledged and is cut off. Anything else unreadable is damage, and said to be.
+Each line is one record after its checksum: a segment as JSON, or the end of the log as a number. A
+record counts once its line is synced, so a segment appears whole or not at all. A crash can tear
+only the last line of the last file. That line was never acknowledged, and is cut off. Any other
+unreadable line is damage and raises LogDamaged.
 
-Files are named ``<epoch>-<number>.jsonl``. They rotate, so that retired ones can go; each begins
-with the end of the log at that time, so that none depends on the ones before it.
+Files are named ``<epoch>-<number>.jsonl``. The journal moves to a new file from time to time, so
+that files of retired segments can be removed. Each file begins with the end of the log at that
+time, so no file depends on an earlier one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DAMAGE_HINT = (
 
 @dataclass(slots=True)
 class Contents:
-    """What the journal's files say together."""
+    """The records of all the journal's files."""
 
     end: Lsn | None = None
     segments: list[Segment] = field(default_factory=list)
@@ -48,14 +49,15 @@ class Contents:
 
 
 class Journal:
-    """The open journal. One thread writes; older files may be dropped by another."""
+    """The open journal. One thread writes. Another may remove older files."""
 
     def __init__(self, folder: Path, epoch: int, number: int, size: int, sequence: int) -> None:
         self.folder = folder
         self.epoch = epoch
         self.number = number
         self.torn = False
-        """Whether a record that failed may still stand at the end: its files must stay."""
+        """Whether a record that failed may still be at the end of the file. Its segment's files
+        must then stay."""
         # One value, so that an interrupt finds both parts old or both new.
         self._durable = (size, sequence)
         self._descriptor = os.open(
@@ -66,7 +68,7 @@ class Journal:
     def create(
         cls, folder: Path, epoch: int, end: Lsn, *, number: int = 0, sequence: int = -1
     ) -> Self:
-        """A new, durable journal (or the next file of one) that says only where the log ends."""
+        """Create a durable journal (or its next file) that only says where the log ends."""
         remove(folder / _name(epoch, number))
         journal = cls(folder, epoch, number, 0, sequence)
         try:
@@ -80,10 +82,8 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, epoch: int) -> tuple[Self, Contents]:
-        """Read everything, cut off a torn last line, go on from there.
-
-        Files of other epochs are leftovers of a restart and are removed.
-        """
+        """Read everything, cut off a torn last line, and continue from there. Files of other epochs
+        are leftovers of a restart and are removed."""
         numbers = []
         for path in sorted(folder.iterdir()):
             match = _NAME.fullmatch(path.name)
@@ -122,10 +122,9 @@ class Journal:
         return self._durable[0] >= ROTATE_BYTES
 
     def append_segment(self, segment: Segment) -> None:
-        """Durable when it returns; as if never called when it raises, with two exceptions.
-
-        An interrupt may come when the record is already durable: then ``last_sequence`` has moved.
-        A disk that refuses even to take the record back leaves the journal ``torn``.
+        """Append a segment. It is durable when this returns. If it raises, nothing was appended,
+        with two exceptions. An interrupt may come after the record is durable: ``last_sequence``
+        has then moved. And a disk may refuse to take the record back: the journal is then ``torn``.
         """
         self._append(to_json(segment), segment.sequence)
 
@@ -134,7 +133,7 @@ class Journal:
         self._append(b"%d" % end, self.last_sequence)
 
     def rotated(self, end: Lsn) -> Journal:
-        """The next file, which is durable; this one is closed."""
+        """Switch to the next file, which is durable, and close this one."""
         following = Journal.create(
             self.folder, self.epoch, end, number=self.number + 1, sequence=self.last_sequence
         )
@@ -145,7 +144,7 @@ class Journal:
         remove(self._path(number))
 
     def drop_all(self) -> None:
-        """Remove the files of this epoch, which is over."""
+        """Remove the files of this epoch, which has ended."""
         self.close()
         for path in self.folder.glob(f"{self.epoch:06d}-*.jsonl"):
             remove(path)
@@ -203,7 +202,7 @@ def _decode(line: bytes) -> Segment | Lsn | None:
 
 
 def _read(path: Path, contents: Contents, number: int, last_file: bool) -> int:
-    """Add the file's records to the contents; returns the length of what is whole."""
+    """Add the file's records to the contents. Returns the length of its intact part."""
     contents.last_of_file[number] = -1
     whole = 0
     lines = path.read_bytes().splitlines(keepends=True)

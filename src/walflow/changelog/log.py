@@ -1,4 +1,4 @@
-"""The change log: what has been received and is not yet, or not long ago, applied."""
+"""The change log: received changes, until they are applied and for a while after."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from walflow.paths import is_there
 __all__ = ["ChangeLog"]
 
 END_SECONDS = 1.0
-"""How often, at most, an end that moved without changes is recorded."""
+"""The end is recorded at most this often while no changes come."""
 
 
 class ChangeLog:
     """A folder of sealed segments, and the one writer that adds to it.
 
-    One thread writes (``writer``, ``restart``); any thread may list, retire and wait. The state
-    that matters is on the disk before a call returns, in this order: a segment's files, their
-    folder, schemas, then the journal's record; a retirement's note, then the removals.
+    One thread writes (``writer``, ``restart``). Any thread may list, retire and wait. State is on
+    the disk before a call returns, in this order: a segment's files, their folder, schemas, then
+    the journal's record. A retirement is noted before its files are removed.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ChangeLog:
         self._closed = False
         self._changed = Condition(Lock())
         self._retiring = Lock()
-        """Held while log.json changes; taken before ``_changed``."""
+        """Held while log.json changes. Acquired before ``_changed``."""
         self._segments = [s for s in contents.segments if s.sequence >= head.first]
         self._ends = [int(segment.span.upto) for segment in self._segments]
         self._sealed_bytes = sum(segment.bytes for segment in self._segments)
@@ -74,11 +74,9 @@ class ChangeLog:
         file_bytes: int,
         buffer_bytes: int = 64 << 20,
     ) -> Self:
-        """Open the log, or make it: a new one is complete from ``start`` on.
-
-        What a crash left behind is removed. Raises LogForeign, LogInUse, LogDamaged or DiskFull;
-        the segments that are there are then as they were.
-        """
+        """Open the log, or create it: a new one is complete from ``start`` on. Leftovers of a crash
+        are removed. Raises LogForeign, LogInUse, LogDamaged or DiskFull, and then changes no
+        segment."""
         with disk_errors(folder):
             check_ours(folder, identity)
             made = [path for path in (folder, *folder.parents) if not is_there(path)]
@@ -120,7 +118,7 @@ class ChangeLog:
 
     @property
     def start(self) -> Lsn:
-        """The log has every change after this position that is not retired."""
+        """The log has every change after this position, except retired ones."""
         return self._head.start
 
     @property
@@ -130,11 +128,11 @@ class ChangeLog:
 
     @property
     def timeline(self) -> int | None:
-        """The source's timeline that ``end`` is on; None: nobody has said so since the start."""
+        """The source's timeline that ``end`` is on. None: not set since the start."""
         return self._head.timeline
 
     def go_on_with(self, timeline: int) -> None:
-        """From ``end`` on, the log is of this timeline of the source."""
+        """Note that the log is on this timeline of the source from ``end`` on."""
         with self._retiring, disk_errors(self.folder):
             head = replace(self._head, timeline=timeline)
             head.store(self.folder)
@@ -147,10 +145,8 @@ class ChangeLog:
 
     @property
     def has_room(self) -> bool:
-        """Whether to go on receiving.
-
-        A transaction larger than the limit must still end, so it alone never fills the log.
-        """
+        """Whether receiving may go on. A transaction larger than the limit must still end, so it
+        alone never fills the log."""
         return self._sealed_bytes == 0 or self.size_bytes < self.max_bytes
 
     @property
@@ -181,8 +177,8 @@ class ChangeLog:
         return found
 
     def check(self, files: Iterable[LogFile]) -> None:
-        """Raise LogDamaged if one of the files is not as it was written. Before they are used: it
-        reads all of them."""
+        """Raise LogDamaged if one of the files is not as it was written. Call it before the files
+        are used. It reads all of them."""
         for file in files:
             damage = damage_of(self.folder / file.path, file.bytes, file.checksum)
             if damage is not None:
@@ -194,7 +190,8 @@ class ChangeLog:
             return len(self._ends) - bisect_right(self._ends, after)
 
     def wait_for_change(self, after: Lsn, timeout: float) -> bool:
-        """Wait for a segment past ``after``; False if there is none in time, or ever (closed)."""
+        """Wait for a segment past ``after``. Returns False if none comes in time, or if the log was
+        closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or bool(self._ends and self._ends[-1] > after), timeout
@@ -212,7 +209,7 @@ class ChangeLog:
         return schema
 
     def store_schema(self, schema: TableSchema) -> None:
-        """Keep the schema that a table is copied with, before there are changes of it."""
+        """Store the schema that a table is copied with, before the log has changes of the table."""
         with disk_errors(self.folder):
             self._schemas.store([schema])
 
@@ -221,13 +218,13 @@ class ChangeLog:
         return self._schemas.latest(table, at)
 
     def covers(self, table: int, position: Lsn) -> bool:
-        """Whether every change of the table after ``position`` is in the log or still to come."""
+        """Whether the log has, or will get, every change of the table after ``position``."""
         head = self._head
         return position >= head.start and head.retired.get(table, 0) <= position
 
     def break_off(self, table: int, since: Lsn = Lsn(0)) -> None:
-        """From here on not every change of the table is in the log: no position covers it, up to
-        ``since`` at least."""
+        """Note that changes of the table are missing from here on: no position covers the table, up
+        to ``since`` at least."""
         with self._retiring, disk_errors(self.folder):
             retired = {**self._head.retired, table: Lsn(max(self._end, since) + 1)}
             head = replace(self._head, retired=retired)
@@ -270,10 +267,10 @@ class ChangeLog:
             return count
 
     def restart(self, start: Lsn) -> None:
-        """Drop all segments and begin anew at ``start``: the slot is ahead of the log.
+        """Drop all segments and begin again at ``start``, because the slot is ahead of the log.
 
-        The switch is atomic. For the writer's thread; an open segment is abandoned. Copies stay:
-        whether one can still be used is what ``covers`` says.
+        The switch is atomic. Only the writer's thread may call it, and an open segment is
+        abandoned. Copies stay: ``covers`` says whether one can still be used.
         """
         self.writer().abandon()
         with self._retiring, disk_errors(self.folder):
@@ -297,18 +294,16 @@ class ChangeLog:
             self._remove_files(gone)
 
     def copy(self, table: int) -> CopyFolder:
-        """The table's copy; there may be nothing of it yet."""
+        """The table's copy, which may be empty."""
         return CopyFolder(table, self.folder / "copy" / str(table))
 
     def copies(self) -> list[CopyFolder]:
-        """The copies that are there, complete or not, by table."""
+        """The copies in the folder, finished or not, by table."""
         return sorted(find_copies(self.folder / "copy"), key=lambda copy: copy.table)
 
     def close(self) -> None:
-        """Abandon what is open and let go of the folder. Repeats safely.
-
-        The writer's thread must have ended, or be the caller.
-        """
+        """Abandon the open segment and unlock the folder. Repeats safely. The writer's thread must
+        have ended, or be the caller."""
         if self._closed:
             return
         try:
@@ -329,7 +324,8 @@ class ChangeLog:
         return self._sequence
 
     def _may_be_sealed(self, sequence: int) -> bool:
-        """Whether the segment's record may be in the journal, although sealing it was cut short."""
+        """Whether the segment's record may be in the journal, although sealing it was
+        interrupted."""
         return sequence <= self._journal.last_sequence or self._journal.torn
 
     def _empty_segment(self, upto: Lsn, commit_time: int, transactions: int) -> Segment:
@@ -397,7 +393,7 @@ class ChangeLog:
     # Opening and retiring.
 
     def _check_files_and_clean(self) -> None:
-        """Every file of a segment is there in full; nothing else is."""
+        """Check that every file of a segment is complete, and remove all other files."""
         expected = {file.path: file.bytes for s in self._segments for file in s.files}
         strangers = []
         for bucket in sorted((self.folder / "data").iterdir()):

@@ -22,10 +22,8 @@ META_COLUMNS = ("_change_type", "_lsn", "_seq", "_timestamp", "_xid", *OPTIONAL_
 
 
 def common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns that all of these need together.
-
-    Every field is nullable, so that batches with and without nulls have one schema.
-    """
+    """The columns of all of these schemas together. Every field is nullable, so that batches with
+    and without nulls have one schema."""
     fields = {field.name: field for schema in schemas for field in schema}
     ordered = [fields[name] for name in META_COLUMNS if name in fields]
     ordered += [field for name, field in fields.items() if name not in META_COLUMNS]
@@ -33,7 +31,7 @@ def common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of the schema, null where it has none. Copies no values."""
+    """The batch in this schema, with nulls for columns that it lacks. Copies no values."""
     if batch.schema.equals(schema):
         return batch
     have = set(batch.schema.names)
@@ -45,14 +43,14 @@ def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch with the rows of all, in buffers of its own."""
+    """One batch with the rows of all batches, in buffers of its own."""
     schema = common_schema([batch.schema for batch in batches])
     whole: pa.RecordBatch = pa.concat_batches([in_schema(batch, schema) for batch in batches])
     return whole
 
 
 class OpenFile:
-    """A Parquet file that is being written. Not durable: the one that closes it syncs it."""
+    """A Parquet file that is being written. It is not durable: whoever closes it must sync it."""
 
     def __init__(self, folder: Path, path: str, schema: pa.Schema) -> None:
         self.path = path
@@ -71,7 +69,7 @@ class OpenFile:
         )
 
     def holds(self, schema: pa.Schema) -> bool:
-        """Whether batches of this schema fit in."""
+        """Whether batches of this schema fit into the file."""
         return set(schema.names) <= set(self.schema.names)
 
     def write(
@@ -95,7 +93,7 @@ class OpenFile:
         return length
 
     def discard(self) -> None:
-        """Close without caring for the content; the caller removes the file."""
+        """Close the file without finishing it. The caller removes it."""
         # A full disk refuses the footer too, and the writer would try again when collected.
         with suppress(OSError):
             self._writer.close()

@@ -11,11 +11,11 @@ __all__ = ["LogFile", "LogIdentity", "Segment"]
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Whose log it is. A log is never continued under another identity."""
+    """Which pipeline's log it is. A log never continues under another identity."""
 
     pipeline: str
     system_id: str
-    """The source's system identifier: positions of another server mean nothing here."""
+    """The source's system identifier. Positions of another server have no meaning here."""
     slot: str
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class Segment:
     """Of the last commit, in microseconds since 1970."""
     transactions: int
     files: tuple[LogFile, ...]
-    """A table's files stand in the order of its changes."""
+    """A table's files are in the order of its changes."""
     sequence: int = -1
-    """Counts the sealed segments of a log; -1 for a span without changes, which is not kept."""
+    """Counts the sealed segments of a log. -1 for a span without changes, which is not stored."""
     sealed: float = 0.0
     """When it became durable, in seconds since 1970."""
 

@@ -1,4 +1,4 @@
-"""The schemas that the log's files have: one small JSON file each, and who still needs it."""
+"""The schemas of the log's files: one small JSON file each, and how often each is used."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NAME = re.compile(r"(\d+)-([0-9a-f]{16})\.json")
 class SchemaFolder:
     """Schemas by table and version. All calls may come from several threads.
 
-    A schema is needed while a sealed file or the open segment uses it. The newest of a table
-    stays in any case: it is the table's schema now, changes or not.
+    A schema stays while a sealed file or the open segment uses it. The newest schema of a table
+    always stays, because it is the table's schema now.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[int, dict[Lsn, TableSchema]] = {}
+        self._schemas: dict[int, dict[Lsn, TableSchema]] = {}
         self._uses: Counter[tuple[int, Lsn]] = Counter()
         self._lock = Lock()
 
     def load(self, end: Lsn) -> None:
-        """Read the folder, once the sealed files are counted; remove what a crash left."""
+        """Read the folder once the sealed files are counted, and remove leftovers of a crash."""
         for path in sorted(self._folder.iterdir()):
             match = _NAME.fullmatch(path.name)
             if match is None:
@@ -49,9 +49,9 @@ class SchemaFolder:
                 schema = from_dict(TableSchema, unsealed(path.read_bytes()))
             except ValueError as error:
                 raise LogDamaged(f"{path} is damaged: {error}", hint=DAMAGE_HINT) from error
-            self._known.setdefault(table, {})[version] = schema
+            self._schemas.setdefault(table, {})[version] = schema
         for table, version in +self._uses:
-            if version not in self._known.get(table, {}):
+            if version not in self._schemas.get(table, {}):
                 raise LogDamaged(
                     f"schema {version} of table {table} is missing in {self._folder}",
                     hint=DAMAGE_HINT,
@@ -59,20 +59,20 @@ class SchemaFolder:
 
     def get(self, table: int, version: Lsn) -> TableSchema | None:
         with self._lock:
-            return self._known.get(table, {}).get(version)
+            return self._schemas.get(table, {}).get(version)
 
     def latest(self, table: int, at: Lsn | None) -> TableSchema | None:
         with self._lock:
-            known = self._known.get(table, {})
-            versions = [version for version in known if at is None or version <= at]
-            return known[max(versions)] if versions else None
+            versions = self._schemas.get(table, {})
+            numbers = [number for number in versions if at is None or number <= at]
+            return versions[max(numbers)] if numbers else None
 
     def use(self, schema: TableSchema) -> None:
         """Count the open segment as a user, so that the schema is not dropped before the seal."""
         key = (schema.oid, schema.version)
         with self._lock:
-            known = self._known.get(schema.oid, {}).get(schema.version)
-            if known is not None and known != schema and self._uses[key]:
+            stored = self._schemas.get(schema.oid, {}).get(schema.version)
+            if stored is not None and stored != schema and self._uses[key]:
                 raise LogError(
                     f"schema {schema.version} of {schema.name} is in {self._folder} already, "
                     "with other columns",
@@ -92,12 +92,12 @@ class SchemaFolder:
             self._uses.update((file.table, file.version) for file in files)
 
     def discount(self, files: Iterable[LogFile]) -> None:
-        """These files are retired."""
+        """Stop counting these files: they were retired."""
         with self._lock:
             self._uses.subtract((file.table, file.version) for file in files)
 
     def store(self, schemas: Iterable[TableSchema]) -> None:
-        """Write the ones that are not there yet; durable when it returns."""
+        """Write the schemas that are not stored yet. They are durable when this returns."""
         new = [schema for schema in schemas if self.get(schema.oid, schema.version) != schema]
         for schema in new:
             write_atomically(self._path(schema), sealed(to_dict(schema), 1), folder_too=False)
@@ -105,11 +105,11 @@ class SchemaFolder:
             sync_folder(self._folder)
         with self._lock:
             for schema in new:
-                self._known.setdefault(schema.oid, {})[schema.version] = schema
+                self._schemas.setdefault(schema.oid, {})[schema.version] = schema
 
     def drop_unused(self) -> None:
         with self._lock:
-            for table, versions in self._known.items():
+            for table, versions in self._schemas.items():
                 for version in sorted(versions)[:-1]:
                     if not self._uses[table, version]:
                         # Under the lock, so that it cannot meet a writer that stores it again.
@@ -118,9 +118,9 @@ class SchemaFolder:
             self._uses = +self._uses
 
     def clear(self) -> None:
-        """Drop all; no segment is left, open or sealed."""
+        """Remove all schemas. No segment is left, open or sealed."""
         with self._lock:
-            self._known = {}
+            self._schemas = {}
             self._uses.clear()
             for path in self._folder.iterdir():
                 remove(path)

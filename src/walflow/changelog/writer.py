@@ -23,14 +23,14 @@ __all__ = ["SegmentWriter"]
 
 MAX_OPEN_FILES = 128
 SMALL_BATCHES = 256
-"""So many batches of a table are joined to one: each costs memory beyond its values."""
+"""This many batches of a table are joined into one: each costs memory beyond its values."""
 COLUMN_OVERHEAD = 768
-"""About what an Arrow array in a batch costs beside its values, in bytes."""
+"""What an Arrow array in a batch costs beside its values, in bytes, roughly."""
 SEGMENTS_A_FOLDER = 1000
 
 
 class _OpenTable:
-    """What one table, in one schema version, has in the open segment."""
+    """The part of the open segment that one table, in one schema version, has."""
 
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
@@ -77,10 +77,10 @@ class _OpenTable:
 
 
 class SegmentWriter:
-    """Writes one segment after the other; for one thread.
+    """Writes one segment after the other. For one thread.
 
-    If anything raises, the open segment has been abandoned: the log is as it was after the last
-    ``seal``, and the same changes can be appended again.
+    If anything raises, the open segment is abandoned: the log is as it was after the last ``seal``,
+    and the same changes can be appended again.
     """
 
     def __init__(self, log: ChangeLog, file_bytes: int, buffer_bytes: int) -> None:
@@ -102,19 +102,19 @@ class SegmentWriter:
 
     @property
     def buffered_bytes(self) -> int:
-        """What the open segment holds in memory."""
+        """The memory that the open segment takes."""
         return self._buffered
 
     @property
     def open_bytes(self) -> int:
-        """What the open segment has on the disk."""
+        """The disk space that the open segment takes."""
         return self._open_bytes
 
     def append(self, schema: TableSchema, batch: pa.RecordBatch, stats: ChangeStats) -> None:
         """Add changes of a table, which follow those added before.
 
-        Small tables stay in memory until the segment is sealed; what outgrows its share is
-        written. Batches of one schema version may differ in the optional columns they have.
+        Small tables stay in memory until the segment is sealed. A table that outgrows its share is
+        written to a file. Batches of one schema version may differ in their optional columns.
         """
         if batch.num_rows == 0:
             return
@@ -126,10 +126,10 @@ class SegmentWriter:
             raise
 
     def seal(self, upto: Lsn, commit_time: int, transactions: int) -> Segment:
-        """End the segment at ``upto``, the end of a transaction; durable when it returns.
+        """End the segment at ``upto``, the end of a transaction. It is durable when this returns.
 
-        Without changes there is nothing to keep: ``ChangeLog.end`` then follows within a second
-        or so (see ``advance``), and is what may be acknowledged.
+        A segment without changes is not stored. ``ChangeLog.end`` then follows within about a
+        second (see ``advance``), and is the position to acknowledge.
         """
         if not self._tables:
             empty = self._log._empty_segment(upto, commit_time, transactions)
@@ -155,10 +155,10 @@ class SegmentWriter:
         return segment
 
     def advance(self, upto: Lsn, *, now: bool = False) -> Lsn:
-        """Note that nothing happened up to ``upto``; returns the end that may be acknowledged.
+        """Note that nothing happened up to ``upto``. Returns the position to acknowledge.
 
-        That is recorded at most about once a second, unless ``now`` (before a server's shutdown,
-        or when a reply was asked for). Does nothing inside an open segment.
+        The end is recorded at most about once a second, unless ``now`` is set (before a server's
+        shutdown, or when the server asks for a reply). Does nothing inside an open segment.
         """
         if not self._tables:
             with disk_errors(self._log.folder):
@@ -166,7 +166,7 @@ class SegmentWriter:
         return self._log.end
 
     def abandon(self) -> None:
-        """Drop the open segment: the connection was lost inside it. Repeats safely."""
+        """Abandon the open segment, because the connection was lost inside it. Repeats safely."""
         wait(self._syncing)
         for file in self._open.values():
             file.discard()
@@ -196,7 +196,7 @@ class SegmentWriter:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Come down to half of the limit, by writing as few and as large pieces as possible."""
+        """Reduce memory to half of the limit, by writing as few and as large pieces as possible."""
         for table in self._tables.values():
             before = table.bytes
             table.join_recent()
@@ -305,7 +305,7 @@ def _held(batch: pa.RecordBatch) -> int:
 
 
 def _without_parent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """The batch and the memory it keeps; copied if it is a small slice of something large."""
+    """The batch and the memory that it holds. A small slice of something large is copied."""
     held = _held(batch)
     # Looking at the values takes as long as looking at the buffers: not for what is small anyway.
     if held < 256 << 10 or held < 2 * batch.nbytes + (64 << 10):

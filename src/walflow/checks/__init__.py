@@ -1,1 +1,1 @@
-"""What could go wrong, tried out before a pipeline is started."""
+"""The checks of ``walflow check``: what could go wrong is tried before a pipeline starts."""

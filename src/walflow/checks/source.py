@@ -242,8 +242,8 @@ def _survival(facts: Facts, session: Session, server: Server) -> Iterator[Findin
 
 
 def _failover(facts: Facts, server: Server, state: SlotState, standbys: int) -> Iterator[Finding]:
-    wanted = facts.settings.source.failover
-    if wanted:
+    asked = facts.settings.source.failover
+    if asked:
         require_failover(server.version)
         if state.exists and not state.failover:
             yield warning(

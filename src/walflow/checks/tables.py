@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from walflow.checks.findings import Area, Facts, Finding, attempted, error, ok, skipped, warning
 from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
-from walflow.mapping import TableMapping, check_apart
+from walflow.mapping import TableMapping, check_distinct
 from walflow.model import PageRange, ReplicaIdentity, TableName
-from walflow.pipeline.store_place import check_store_apart
+from walflow.pipeline.store_place import check_store_not_followed
 from walflow.source.catalog.cautions import identity_cautions, publication_cautions
 from walflow.source.catalog.publication import (
     brief_look,
@@ -45,9 +45,9 @@ def check_tables(facts: Facts) -> Iterator[Finding]:
     yield from publication
     if not facts.tables:
         return
-    told = any(finding.code == NoReplicaIdentity.__name__ for finding in publication)
+    reported = any(finding.code == NoReplicaIdentity.__name__ for finding in publication)
     yield from attempted(_AREA, "rights", _rights(session, facts.tables))
-    yield from attempted(_AREA, "replica identity", _identities(facts.tables, told))
+    yield from attempted(_AREA, "replica identity", _identities(facts.tables, reported))
     yield from attempted(_AREA, "types", check_types(facts.tables, facts.settings.types))
     yield from attempted(_AREA, "names", _names(facts))
 
@@ -68,15 +68,15 @@ def _would_be(facts: Facts, session: Session) -> Iterator[Finding]:
     """Create the publication, read what it publishes, and roll it back."""
     settings = facts.settings
     name, chosen = settings.publication, settings.tables
-    wanted = require_tables(session, chosen) if chosen.choose else []
+    to_publish = require_tables(session, chosen) if chosen.choose else []
     with session.transaction(force_rollback=True):
         try:
             with brief_look(session, f'create publication "{name}"'):
-                create_publication(session, name, wanted, pipeline=settings.name)
+                create_publication(session, name, to_publish, pipeline=settings.name)
         except NoReplicaIdentity as refusal:
             yield error(_AREA, "publication", refusal)
             with source_errors(f'create publication "{name}"'):
-                session.execute(publication_sql(name, wanted))
+                session.execute(publication_sql(name, to_publish))
         else:
             yield ok(
                 _AREA,
@@ -110,7 +110,7 @@ def _read(facts: Facts, session: Session, has: str) -> Iterator[Finding]:
         yield from _left_out(table for table in everything if table.name not in followed)
     for table in facts.tables:
         yield from _partly(table)
-    check_store_apart(session, settings)
+    check_store_not_followed(session, settings)
 
 
 def _left_out(tables: Iterable[PublishedTable]) -> Iterator[Finding]:
@@ -159,10 +159,10 @@ def _reading(session: Session, table: PublishedTable) -> Iterator[Finding]:
         yield warning(_AREA, "rights", locked.message, locked.hint)
 
 
-def _identities(tables: Sequence[PublishedTable], told: bool) -> Iterator[Finding]:
-    """How updates and deletes find their rows. ``told``: missing ones are reported already."""
+def _identities(tables: Sequence[PublishedTable], reported: bool) -> Iterator[Finding]:
+    """How updates and deletes find their rows. ``reported``: missing ones are reported already."""
     publication = tables[0].publication
-    for caution in () if told else identity_cautions(publication, tables):
+    for caution in () if reported else identity_cautions(publication, tables):
         yield warning(_AREA, "replica identity", caution.message, caution.hint)
     if not publication.needs_identity:
         return
@@ -202,7 +202,7 @@ def _names(facts: Facts) -> Iterator[Finding]:
     names: dict[TableName, TableName] = {
         table.name: mapping.destination(table.name) for table in facts.tables
     }
-    check_apart(names)
+    check_distinct(names)
     others = {source: name for source, name in names.items() if source != name}
     for source, name in others.items():
         yield ok(_AREA, "names", f"{source} becomes {name}", detail=len(others) > _SHOWN)

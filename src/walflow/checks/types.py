@@ -31,8 +31,8 @@ def check_types(tables: Sequence[PublishedTable], settings: TypeSettings) -> Ite
             texts.append(shown)
         elif _element(column.spark_type) in _TIMES:
             times.append(shown)
-    told = len(texts) + len(numbers)
-    yield ok(_AREA, "types", f"{len(columns) - told} of {len(columns)} columns keep their types")
+    others = len(texts) + len(numbers)
+    yield ok(_AREA, "types", f"{len(columns) - others} of {len(columns)} columns keep their types")
     if texts:
         yield ok(_AREA, "types", f"these become strings, as Postgres prints them: {_listed(texts)}")
     if numbers:

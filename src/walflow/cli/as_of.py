@@ -74,7 +74,7 @@ def as_of(
     as_json: bool,
 ) -> int:
     """Print the SQL that reads all tables as of one commit."""
-    from walflow.cli.open_store import told_of_spark
+    from walflow.cli.open_store import announcing_spark
     from walflow.cli.processes import own_temporary_folder
     from walflow.destinations import check_is_lake
     from walflow.observe import logs
@@ -86,21 +86,21 @@ def as_of(
         raise click.UsageError("Give LSN or --at, not both.")
     at = None if position is None else _lsn(position)
     when = None if moment is None else _time(moment)
-    settings = chosen.known_settings(source=False)
+    settings = chosen.noted_settings(source=False)
     check_is_lake(settings, "as-of")
     phases = _phases(settings)
     # Before Spark is started, if the names are known already.
-    wanted = _meant(only, phases) if phases else None
-    found = _noted(settings, at, when, wanted)
+    selected = _meant(only, phases) if phases else None
+    found = _noted(settings, at, when, selected)
     if found is None:
-        chosen.check_told(settings)
+        chosen.check_complete(settings)
         logs.configure(level="warning")
-        with told_of_spark("to look into the destination"), own_temporary_folder():
+        with announcing_spark("to look into the destination"), own_temporary_folder():
             found = _read(settings, at, when, debug=is_debug(context))
-    if wanted is None:
-        wanted = _meant(only, [table.source for table in found.cut.tables])
+    if selected is None:
+        selected = _meant(only, [table.source for table in found.cut.tables])
     is_exact = None if when is not None else at is None or at <= found.cut.upto
-    shown = _shown(found, is_exact, phases, wanted)
+    shown = _shown(found, is_exact, phases, selected)
     if as_json:
         import json
 
@@ -114,7 +114,7 @@ def _noted(
     settings: Settings,
     at: Lsn | None,
     when: datetime | None,
-    wanted: Collection[TableName] | None,
+    selected: Collection[TableName] | None,
 ) -> AsOf | None:
     """The cut that is noted on this machine; None if the destination must be asked."""
     from walflow.destinations import place_of
@@ -128,7 +128,7 @@ def _noted(
     if found is None:
         return None
     pairs = zip(found.cut.tables, found.queries, strict=True)
-    certain = all(query for table, query in pairs if not wanted or table.source in wanted)
+    certain = all(query for table, query in pairs if not selected or table.source in selected)
     return found if certain else None
 
 
@@ -240,19 +240,19 @@ def _shown(
     from walflow.errors import ConsistentCutGone
 
     cut = found.cut
-    wanted = [
+    selected = [
         (table, query)
         for table, query in zip(cut.tables, found.queries, strict=True)
         if not only or table.source in only
     ]
-    gone = [str(table.source) for table, query in wanted if query is None]
+    gone = [str(table.source) for table, query in selected if query is None]
     if gone:
         raise ConsistentCutGone(
             f"the snapshots of {', '.join(gone)} in the consistent cut of {cut.upto} are gone",
             hint="Something else has expired them, or the table was dropped. Ask for a newer cut, "
             "or leave the table out: --table NAME for each of the others.",
         )
-    there = {table.source for table, _ in wanted}
+    there = {table.source for table, _ in selected}
     return {
         "lsn": str(cut.upto),
         "lsn_number": int(cut.upto),
@@ -268,7 +268,7 @@ def _shown(
                 "snapshot_id": table.version,
                 "query": query,
             }
-            for table, query in wanted
+            for table, query in selected
         ],
         "missing": [
             {"table": str(name), "phase": phase.value}
@@ -281,8 +281,8 @@ def _shown(
 def _print(shown: Mapping[str, Any], asked: str | None) -> None:
     """As SQL, so that all lines can be pasted."""
     time = shown["commit_time"]
-    told = f"committed {time}" if time is not None else f"recorded {shown['recorded_at']}"
-    click.echo(f"-- All tables as of {shown['lsn']} (_LSN {shown['lsn_number']}, {told})")
+    when_made = f"committed {time}" if time is not None else f"recorded {shown['recorded_at']}"
+    click.echo(f"-- All tables as of {shown['lsn']} (_LSN {shown['lsn_number']}, {when_made})")
     if shown["exact"] is None:
         click.echo(
             f"-- The newest cut up to {asked}: what was committed in between may be missing."

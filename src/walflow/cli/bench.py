@@ -199,10 +199,10 @@ def latency(
     """From a commit until a reader that opens the Iceberg table sees it."""
     from walflow.bench.latency import bench_latency
 
-    wanted = tables.split(",")
-    if unknown := set(wanted) - {"plain", "hard"}:
+    kinds = tables.split(",")
+    if unknown := set(kinds) - {"plain", "hard"}:
         raise click.UsageError(f"--table {', '.join(unknown)}: plain, hard, or both.")
-    for table in wanted:
+    for table in kinds:
         result = bench_latency(
             rows, per_second, seconds, hard=table == "hard", debug=is_debug(context)
         )

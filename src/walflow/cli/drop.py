@@ -67,9 +67,11 @@ def drop(
         remove_leftovers,
     )
 
-    settings = chosen.known_settings()
+    settings = chosen.noted_settings()
     if not keep_tables and may_drop_tables(settings):
-        chosen.check_told(settings, otherwise=" Or leave the tables as they are: --keep-tables.")
+        chosen.check_complete(
+            settings, otherwise=" Or leave the tables as they are: --keep-tables."
+        )
     # Before the pipeline's notes are removed.
     by_hand = drop_sql(settings) if skip_source else ()
     with opened_store_if_any(settings) as store:
@@ -105,8 +107,8 @@ def _hinted_at_passwords(chosen: Chosen) -> Iterator[None]:
     try:
         yield
     except AuthenticationFailed as error:
-        known = chosen.known
-        if known is not None and "source.uri" in known.left_out and not chosen.ends["source.uri"]:
+        notes = chosen.notes
+        if notes is not None and "source.uri" in notes.left_out and not chosen.ends["source.uri"]:
             error.hint = (
                 "walflow stores no passwords: name the pipeline's settings file, give --from URI, "
                 f"or set PGPASSWORD. {error.hint}"

@@ -55,11 +55,11 @@ def _words(error: Exception) -> str:
 
 
 def _stack(error: Exception) -> str:
-    told = traceback.TracebackException.from_exception(error)
+    trace = traceback.TracebackException.from_exception(error)
     if isinstance(error, WalflowError):
         # The hint is printed below.
-        told.__notes__ = None
-    return "".join(told.format())
+        trace.__notes__ = None
+    return "".join(trace.format())
 
 
 _KINDS = {

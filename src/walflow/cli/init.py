@@ -133,10 +133,10 @@ def _look(
     uri = settings.source.uri.get_secret_value()
     with connect(uri, application_name="walflow init") as session:
         server = read_server(session)
-        known = _known(settings, f"{server.system_identifier}/{server.database}", name)
-        named = name or (_name_like(server.database) if known is None else known.name)
-        if known is not None and known.name == named:
-            settings = settings.with_publication(settings.source.publication or known.publication)
+        notes = _existing(settings, f"{server.system_identifier}/{server.database}", name)
+        named = name or (_name_like(server.database) if notes is None else notes.name)
+        if notes is not None and notes.name == named:
+            settings = settings.with_publication(settings.source.publication or notes.publication)
         publication = with_chosen_publication(
             session, settings.model_copy(update={"name": named})
         ).publication
@@ -147,14 +147,14 @@ def _look(
         written_destination(settings.destination.uri),
     )
     warnings = _warnings(server, tables, publication if published else None)
-    told: dict[str, Any] = {}
-    if known is not None and known.name == named:
-        told = _told(known)
-        warnings += _not_told(known, told)
-    elif known is not None:
+    noted: dict[str, Any] = {}
+    if notes is not None and notes.name == named:
+        noted = _noted_settings(notes)
+        warnings += _not_written(notes, noted)
+    elif notes is not None:
         warnings.append(
-            f"The pipeline {known.name} already replicates this database to this destination, and "
-            f"two pipelines cannot write the same tables. To use that one: --name {known.name}."
+            f"The pipeline {notes.name} already replicates this database to this destination, and "
+            f"two pipelines cannot write the same tables. To use that one: --name {notes.name}."
         )
     draft = Draft(
         name=named,
@@ -166,33 +166,33 @@ def _look(
         warnings=tuple(warnings),
         seen=f"{redact(uri)} (Postgres {server.major})",
         schema=schema,
-        going_on=_going_on(known) if known is not None and known.name == named else "",
-        known=told,
+        going_on=_going_on(notes) if notes is not None and notes.name == named else "",
+        noted=noted,
     )
     return draft, tuple(variable for end in ends for variable in end.variables)
 
 
-def _known(settings: Settings, system: str, name: str | None) -> PipelineNotes | None:
+def _existing(settings: Settings, system: str, name: str | None) -> PipelineNotes | None:
     """The pipeline on this machine that has this source and this destination; of several, the one
     of that name, or the one that was started last."""
     from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 
     found = [
-        known
-        for _, known in pipelines_on_this_machine(settings)
-        if known.writes(system, settings.destination.uri)
+        notes
+        for _, notes in pipelines_on_this_machine(settings)
+        if notes.writes(system, settings.destination.uri)
     ]
-    return max(found, key=lambda known: (known.name == name, known.started), default=None)
+    return max(found, key=lambda notes: (notes.name == name, notes.started), default=None)
 
 
-def _going_on(known: PipelineNotes) -> str:
+def _going_on(notes: PipelineNotes) -> str:
     return (
-        f"The file is for the pipeline {known.name}, which exists already: its log and state are "
-        f"in {known.log}, its slot is {known.slot}. With another name it would be a new pipeline."
+        f"The file is for the pipeline {notes.name}, which exists already: its log and state are "
+        f"in {notes.log}, its slot is {notes.slot}. With another name it would be a new pipeline."
     )
 
 
-def _told(known: PipelineNotes) -> dict[str, Any]:
+def _noted_settings(notes: PipelineNotes) -> dict[str, Any]:
     """The pipeline's settings by dotted name, without its name, source and destination."""
     from walflow.config.keys import section_at
     from walflow.pipeline.state.pipeline_notes import default_logs
@@ -207,25 +207,25 @@ def _told(known: PipelineNotes) -> dict[str, Any]:
             else:
                 found[".".join(below)] = value
 
-    flatten(known.settings, ())
-    found.setdefault("log.folder", known.log)
-    if Path(found["log.folder"]) == default_logs() / known.name:
+    flatten(notes.settings, ())
+    found.setdefault("log.folder", notes.log)
+    if Path(found["log.folder"]) == default_logs() / notes.name:
         del found["log.folder"]
     ends = ("name", "source.uri", "source.publication", "destination.uri")
     return {key: value for key, value in found.items() if key not in ends}
 
 
-def _not_told(known: PipelineNotes, told: Mapping[str, Any]) -> list[str]:
+def _not_written(notes: PipelineNotes, noted: Mapping[str, Any]) -> list[str]:
     """A warning about the pipeline's settings that the file does not have."""
     from walflow.cli.init_text import is_written
 
     ends = ("source.uri", "destination.uri")
-    missing = [key for key in told if not is_written(key)]
-    missing += [key for key in known.left_out if key not in ends]
+    missing = [key for key in noted if not is_written(key)]
+    missing += [key for key in notes.left_out if key not in ends]
     if not missing:
         return []
     return [
-        f"The pipeline {known.name} also has these settings, which are not in the file: "
+        f"The pipeline {notes.name} also has these settings, which are not in the file: "
         f"{', '.join(missing)}."
     ]
 

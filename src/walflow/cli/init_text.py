@@ -66,7 +66,7 @@ _EXAMPLES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is known about the pipeline to be written."""
+    """What the file says about the pipeline."""
 
     name: str
     source: str
@@ -84,7 +84,7 @@ class Draft:
     """The file with the schema for editors."""
     going_on: str = ""
     """That the file is for an existing pipeline, in words; empty if it is not."""
-    known: Mapping[str, Any] = field(default_factory=dict)
+    noted: Mapping[str, Any] = field(default_factory=dict)
     """The settings of that pipeline, by dotted name."""
 
 
@@ -102,7 +102,7 @@ def file_text(draft: Draft) -> str:
         assert field is not None
         at = "  " * len(opened)
         lines += [*([] if opened else [""]), *_comment(field.description or "", at)]
-        if dotted == "tables.include" and "tables.include" not in draft.known:
+        if dotted == "tables.include" and "tables.include" not in draft.noted:
             lines += _table_lines(draft.tables, at, followed=dotted in said)
             continue
         default = field.get_default(call_default_factory=True)
@@ -157,7 +157,7 @@ def _said(draft: Draft) -> dict[str, Any]:
     }
     if draft.destination:
         said["destination.uri"] = draft.destination
-    said |= {key: value for key, value in draft.known.items() if is_written(key)}
+    said |= {key: value for key, value in draft.noted.items() if is_written(key)}
     if not draft.published:
         said["source.create_publication"] = True
         if any(_is_sound(table) for table in draft.tables):

@@ -12,7 +12,7 @@ from walflow.errors import ConfigError
 from walflow.stores import open_store, state_file, state_file_is_there
 from walflow.stores.base import Store
 
-__all__ = ["opened_store", "opened_store_if_any", "told_of_spark"]
+__all__ = ["announcing_spark", "opened_store", "opened_store_if_any"]
 
 _HINT = "Name the pipeline as for `walflow run`: with FILE, --name, --log, or --set store.uri=…"
 
@@ -48,7 +48,7 @@ def opened_store_if_any(settings: Settings) -> Iterator[Store | None]:
 
 
 @contextmanager
-def told_of_spark(why: str) -> Iterator[None]:
+def announcing_spark(why: str) -> Iterator[None]:
     """Say that Spark is started in the block, which takes a while, and which jars are fetched. On
     stderr, because the answer goes to stdout."""
     from walflow.spark.jars import telling_of_jars

@@ -132,53 +132,53 @@ class Chosen:
 
     def store_settings(self) -> Settings:
         """The settings that find the store. The URIs of source and destination are empty."""
-        return self._known_settings(_NO_ENDS)
+        return self._noted_settings(_NO_ENDS)
 
-    def known_settings(self, *, source: bool = True) -> Settings:
-        """All settings of a pipeline that has run. Settings that are not given are known from its
+    def noted_settings(self, *, source: bool = True) -> Settings:
+        """All settings of a pipeline that has run. Settings that are not given are taken from its
         last start. Without ``source``, the source's URI is empty unless --from gives it; the
         file's is not used, because it may name variables that are not set."""
         ends = dict(self.ends)
         if not source and ends["source.uri"] is None:
             ends["source.uri"] = ""
-        return self._known_settings(ends)
+        return self._noted_settings(ends)
 
-    def _known_settings(self, more: Mapping[str, Any]) -> Settings:
+    def _noted_settings(self, more: Mapping[str, Any]) -> Settings:
         from walflow.errors import ConfigError
 
-        known = self.known
-        noted = {} if known is None else dict(known.settings)
-        if known is not None and "destination.uri" in known.left_out:
-            # So that `check_told` reports it, rather than as a setting that was never given.
+        notes = self.notes
+        noted = {} if notes is None else dict(notes.settings)
+        if notes is not None and "destination.uri" in notes.left_out:
+            # So that `check_complete` reports it, rather than as a setting that was never given.
             noted["destination"] = {"uri": "", **noted.get("destination", {})}
         try:
             settings = self._load(more, noted)
         except ConfigError as error:
-            if self.file is None and known is None and not any(more.values()):
+            if self.file is None and notes is None and not any(more.values()):
                 raise self._unknown(error) from None
             raise
-        if known is not None and "store.uri" in known.left_out and settings.store.uri is None:
+        if notes is not None and "store.uri" in notes.left_out and settings.store.uri is None:
             raise ConfigError(
-                f"The state of the pipeline {known.name} is in a store whose URI has a secret, and "
+                f"The state of the pipeline {notes.name} is in a store whose URI has a secret, and "
                 "walflow stores no secrets.",
                 hint="Name the pipeline's settings file, or give --set store.uri=… or "
                 "WALFLOW_STORE__URI.",
             )
         return settings
 
-    def check_told(self, settings: Settings, *, otherwise: str = "") -> None:
+    def check_complete(self, settings: Settings, *, otherwise: str = "") -> None:
         """ConfigError if settings of the destination or Spark have secrets, which were not noted,
         and are not given now. ``otherwise``: what else the user can do."""
         from walflow.errors import ConfigError
 
-        known = self.known
-        if known is None:
+        notes = self.notes
+        if notes is None:
             return
         said = set(_dotted(settings.model_dump(by_alias=True, exclude_unset=True)))
-        needed = [one for one in known.left_out if one.startswith(("destination.", "spark."))]
+        needed = [one for one in notes.left_out if one.startswith(("destination.", "spark."))]
         if missing := [one for one in needed if one not in said]:
             raise ConfigError(
-                f"The pipeline {known.name} was given {', '.join(missing)} with a secret, and "
+                f"The pipeline {notes.name} was given {', '.join(missing)} with a secret, and "
                 "walflow stores no secrets.",
                 hint=f"Name the pipeline's settings file, which has it.{otherwise}",
             )
@@ -190,7 +190,7 @@ class Chosen:
         return load_settings(self.file, said, noted=noted)
 
     @property
-    def known(self) -> PipelineNotes | None:
+    def notes(self) -> PipelineNotes | None:
         """What was noted at the pipeline's last start. None with a file, which has all settings."""
         from walflow.pipeline.state.pipeline_notes import read_notes
 
@@ -211,7 +211,7 @@ class Chosen:
         from walflow.pipeline.state.pipeline_notes import pipelines_on_this_machine
 
         asked = self._load(_NO_ENDS)
-        names = [known.name for _, known in pipelines_on_this_machine(asked)]
+        names = [notes.name for _, notes in pipelines_on_this_machine(asked)]
         there = f"Known here are {', '.join(names)} (`walflow list`). " if names else ""
         return ConfigError(
             f"No pipeline {asked.name} is known here: {asked.log_folder} has none. {error.message}",

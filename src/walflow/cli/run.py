@@ -105,7 +105,7 @@ def _run(
             while work.is_alive() and signals.count < 2:
                 if signals.count:
                     running.pipeline.stop()
-                    running.told_to_stop = True
+                    running.stopping = True
                     if not running.started:
                         # Nothing is written yet. What the start waits for fails, and it cleans up.
                         end_descendants()
@@ -142,7 +142,7 @@ class _Running:
     def __init__(self, pipeline: Pipeline, until_caught_up: bool) -> None:
         self.pipeline = pipeline
         self.started = False
-        self.told_to_stop = False
+        self.stopping = False
         self.done = False
         self._until_caught_up = until_caught_up
         self._ended = False
@@ -152,7 +152,7 @@ class _Running:
         """What the pipeline does, in words; empty in normal operation."""
         if self._ended or self.done:
             return ""
-        if self.told_to_stop:
+        if self.stopping:
             return _STOPPING
         return "" if self.started else self.pipeline.stage
 
@@ -162,7 +162,7 @@ class _Running:
             self.started = True
             try:
                 self.pipeline.wait(until_caught_up=self._until_caught_up)
-                self.done = not self.told_to_stop
+                self.done = not self.stopping
             finally:
                 self.pipeline.shutdown()
         finally:

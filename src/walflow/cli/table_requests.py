@@ -125,17 +125,17 @@ def _ask(
         store.load_table_replication_states()
         states = store.get_table_replication_states().values()
         if all_errored:
-            wanted = sorted(state.table for state in states if state.phase is Phase.ERRORED)
+            selected = sorted(state.table for state in states if state.phase is Phase.ERRORED)
         else:
             known = {state.table for state in states}
-            wanted = list(dict.fromkeys(find_table(table, known) for table in tables))
-        if not wanted:
+            selected = list(dict.fromkeys(find_table(table, known) for table in tables))
+        if not selected:
             tried = sorted(str(state.table) for state in states if state.error is not None)
             when = "being tried again just now" if _runs(store) else "tried again at the next start"
             also = f"; {when}: {', '.join(tried)}" if tried else ""
             click.echo(f"No table is set aside{also}.")
             return 0
-        asked = _put(store, Action(verb), wanted)
+        asked = _put(store, Action(verb), selected)
         seconds = 0.0 if no_wait else wait
         answered = _answers(store, asked, seconds) if seconds else {}
         return _tell(chosen, asked, answered, running=_runs(store), waited=seconds)

@@ -85,10 +85,10 @@ class View:
         parts: list[RenderableType] = [self._header()]
         if self._progress is not None and self._progress.tables:
             failing = self._progress.failing
-            told = min(len(failing), max(1, self._console.height // _LINES_A_ERROR // 2))
-            room = self._console.height - _LINES_AROUND - _LINES_A_ERROR * told
+            shown_errors = min(len(failing), max(1, self._console.height // _LINES_A_ERROR // 2))
+            room = self._console.height - _LINES_AROUND - _LINES_A_ERROR * shown_errors
             parts += ["", _tables(self._progress.tables, max(1, room)), ""]
-            parts += [self._error(table) for table in failing[:told]]
+            parts += [self._error(table) for table in failing[:shown_errors]]
             parts.append(_totals(self._progress))
         if self._stage:
             self._spinner.update(text=Text(f"{self._stage} …"))

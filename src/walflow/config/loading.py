@@ -167,10 +167,10 @@ def _filled_in(
     missing: dict[str, list[str]] = {}
     filled = _mapping(values, environment, beside, (), missing)
     if missing:
-        told = [f"{', '.join(places)}: {name}" for name, places in missing.items()]
+        listed = [f"{', '.join(places)}: {name}" for name, places in missing.items()]
         raise ConfigError(
             "The settings file uses variables that are not in the environment: "
-            + "; ".join(told)
+            + "; ".join(listed)
             + ".",
             hint=f"Set them: {' '.join(f'export {name}=…' for name in missing)} "
             "(write $${ for a literal ${).",

@@ -47,14 +47,14 @@ def described(problem: ErrorDetails, layers: Mapping[str, Mapping[str, Any]]) ->
         advice = f"; did you mean {closest}?" if closest else ""
         return f"{shown}{place}: is not a setting{advice}"
     if problem["type"] == "model_type":
-        return f"{shown}{place}: must be a section with {', '.join(_known_at(path))}"
+        return f"{shown}{place}: must be a section with {', '.join(_settings_at(path))}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{shown}{place}: {message[:1].lower()}{message[1:]}"
 
 
 def no_section(path: Sequence[str], layer: str) -> str:
     """The message that a layer has another value where a section should be."""
-    keys = _known_at(list(path))
+    keys = _settings_at(list(path))
     shown = ".".join(path)
     return (
         f"{shown} ({layer}): must be a section with {', '.join(keys)}, like "
@@ -62,7 +62,7 @@ def no_section(path: Sequence[str], layer: str) -> str:
     )
 
 
-def _known_at(path: list[str]) -> list[str]:
+def _settings_at(path: list[str]) -> list[str]:
     section = section_at(path)
     return [] if section is None else list(keys_of(section))
 
@@ -81,7 +81,7 @@ def _holds(layer: Mapping[str, Any], path: list[str]) -> bool:
 def _closest(path: list[str]) -> str | None:
     """The setting that was probably meant: in this section, or of this name in another one."""
     *parents, key = path
-    beside = get_close_matches(key, _known_at(parents), n=1)
+    beside = get_close_matches(key, _settings_at(parents), n=1)
     if beside:
         return ".".join([*parents, beside[0]])
     places = {path[-1]: ".".join(path) for path in reversed(all_paths())}

@@ -21,7 +21,7 @@ class DemoFolder:
     def __init__(self, path: Path, *, ours: bool) -> None:
         self.path = path
         self._ours = ours
-        self._kept = False
+        self._finished = False
 
     @property
     def made(self) -> list[Path]:
@@ -32,30 +32,30 @@ class DemoFolder:
 
     def keep(self, lake: Path) -> None:
         """The demo has finished: keep only the tables."""
-        self._kept = True
+        self._finished = True
         for entry in self.path.iterdir():
             if entry != lake:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def close(self) -> None:
-        if not self._kept:
+        if not self._finished:
             for folder in self.made:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def demo_folder(wanted: Path | None) -> Iterator[DemoFolder]:
-    """The wanted folder, which must be new or empty, or a temporary one; empty again if the
+def demo_folder(named: Path | None) -> Iterator[DemoFolder]:
+    """The folder that is named, which must be new or empty, or a temporary one; empty again if the
     demo fails."""
-    if wanted is None:
+    if named is None:
         path = Path(tempfile.mkdtemp(prefix="walflow-demo-"))
     else:
-        if is_foreign_path(str(wanted)):
+        if is_foreign_path(str(named)):
             raise ConfigError(
-                f"{wanted} is not a folder of this machine.", hint="Name another --folder."
+                f"{named} is not a folder of this machine.", hint="Name another --folder."
             )
-        path = wanted.absolute()
-    new = wanted is None or not is_there(path)
+        path = named.absolute()
+    new = named is None or not is_there(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):

@@ -53,11 +53,12 @@ def configure(*, json: bool = False, level: str = "info", stream: TextIO | None 
 
 
 def configure_if_nobody_has() -> None:
-    """For callers from Python: of walflow's own events only warnings and errors, on stderr, as of
-    any library. The caller's events stay as structlog shows them.
+    """The configuration for callers from Python: only warnings and errors of walflow, on stderr,
+    like any library.
 
-    structlog by itself would print all lines, also of level debug, on stdout. A configuration that
-    was made before, by ``configure`` or otherwise, stays.
+    The caller's own events stay as structlog shows them. (Without this, structlog would print all
+    of walflow's lines, debug too, on stdout.) An earlier configuration, by ``configure`` or
+    otherwise, stays.
     """
     if structlog.is_configured():
         return
@@ -84,7 +85,7 @@ def configure_if_nobody_has() -> None:
 
 
 class _OurLogger(structlog.WriteLogger):
-    """Writes what walflow's own modules say."""
+    """Writes the events of walflow's own modules."""
 
 
 def _new_logger(*args: Any) -> WrappedLogger:

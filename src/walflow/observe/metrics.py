@@ -134,7 +134,8 @@ class Metrics:
 
 
 class PipelineMetrics:
-    """One pipeline's series: attributes for those without further labels, else methods."""
+    """One pipeline's series: attributes for those without further labels, methods for the
+    others."""
 
     def __init__(self, metrics: Metrics, pipeline: str) -> None:
         self._metrics = metrics
@@ -168,7 +169,7 @@ class PipelineMetrics:
         return self._metrics.batch_send_duration.labels(self._pipeline, str(table))
 
     def batch_written(self, engine: str, fallback: str) -> None:
-        """``fallback``: why it was not the quicker engine; empty if it was."""
+        """``fallback``: why the faster engine did not write it. Empty if it did."""
         self._metrics.batches_written.labels(self._pipeline, engine, fallback).inc()
         with self._counting:
             self._written[engine, fallback] += 1
@@ -195,7 +196,7 @@ class PipelineMetrics:
         return self._metrics.schema_changes.labels(self._pipeline, str(table))
 
     def set_phases(self, tables: Mapping[TableName, Phase]) -> None:
-        """Count the tables by phase; phases that no table is in show zero."""
+        """Count the tables by phase. Phases without a table show zero."""
         counts = dict.fromkeys(Phase, 0)
         for phase in tables.values():
             counts[phase] += 1
@@ -207,17 +208,17 @@ class PipelineMetrics:
         self._active.set(1)
 
     def stopped(self) -> None:
-        """The pipeline ended because it was told to, or was done."""
+        """The pipeline ended because it was asked to, or was done."""
         self._stops.inc()
         self._active.set(0)
 
     def failed(self, error: BaseException) -> None:
-        """The pipeline ended by this error."""
+        """The pipeline ended with this error."""
         self._metrics.pipeline_errors.labels(self._pipeline, _error_name(error)).inc()
         self._active.set(0)
 
     def worker_failed(self, worker: str, error: BaseException) -> None:
-        """A worker (``receive``, ``copy``, ``apply``) met this error; it may try again."""
+        """A worker (``receive``, ``copy``, ``apply``) met this error. It may try again."""
         self._metrics.worker_errors.labels(self._pipeline, worker, _error_name(error)).inc()
 
 

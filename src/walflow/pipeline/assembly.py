@@ -1,4 +1,4 @@
-"""Putting the parts of a pipeline together."""
+"""Creates the parts of a pipeline and connects them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Opened", "assemble"]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a run has opened before its parts are made."""
+    """What a start opens before the parts are made."""
 
     store: RequestStore
     tables: Tables
@@ -45,7 +45,7 @@ class Opened:
 
 
 def assemble(run: PipelineRun, opened: Opened, published: Published) -> Coordinator:
-    """All parts of a pipeline, none of them at work yet."""
+    """Create all parts of a pipeline. None of them is started."""
     settings, tables, log, target = run.settings, opened.tables, opened.log, opened.target
     snapshots = Snapshots(run.uri, run.application, settings.slot, published, run.end.asked)
     reader = CopyReader(

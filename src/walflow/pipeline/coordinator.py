@@ -1,4 +1,4 @@
-"""The coordinating thread: it hands what comes in to the tables' workers, and works on no table
+"""The coordinating thread: it routes events to the tables' workers, and does no table's work
 itself."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Coordinator:
-    """The root of what runs in a pipeline."""
+    """The root of the parts that work while a pipeline runs."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class Coordinator:
         self._asked = self._saved = self._maintained = 0.0
         self._begun = threading.Event()
         self.last: PipelineStatus | None = None
-        """The status of a moment ago."""
+        """The status of a moment ago, which is cheap to read."""
 
     @property
     def begun(self) -> bool:
-        """Whether all tables that are published are known."""
+        """Whether the catalog was read, so that all published tables are in the list."""
         return self._begun.is_set()
 
     def run(self) -> None:
-        """Until told to stop, or an error that ends the pipeline."""
+        """Run until asked to stop, or until an error ends the pipeline."""
         intake, reconciler = self.intake, self._reconciler
         with closing(reconciler):
             self._when_source_is_there(lambda: reconciler.begin(new_slot=intake.made_slot))
@@ -155,7 +155,7 @@ class Coordinator:
         self._when_source_is_there(lambda: self._begin_anew(lost))
 
     def _begin_anew(self, lost: SlotLost) -> None:
-        """The slot is lost, and changes with it: everything is copied again under a new one."""
+        """The slot was lost, and changes with it: copy everything again under a new one."""
         self.intake.stop()
         while not self.workers.pause():
             if self._run.end.asked.wait(_PAUSE_SECONDS):
@@ -170,14 +170,14 @@ class Coordinator:
     # Sharing what there is.
 
     def _share_cores(self, status: PipelineStatus) -> None:
-        """Copies may have all of Spark's cores, unless tables that are followed wait for one."""
+        """Copies may use all of Spark's cores, unless a followed table waits for one."""
         limit = min(self._run.settings.max_copy_connections, self._cores)
         if any(state.followed and state.lag_seconds > _LAG_SECONDS for state in status.tables):
             limit = min(limit, max(1, self._cores - 1))
         self.workers.work.sync.reader.connections.limit = limit
 
     def _retire(self) -> None:
-        """Let go of applied segments by age, or at once when they keep new ones out."""
+        """Remove applied segments by age, or at once if the log is full."""
         log = self._log
         if log.has_room:
             log.retire(self._needed(), self._run.settings.log.retain_seconds)
@@ -188,7 +188,8 @@ class Coordinator:
             log.retire(self._needed(), 0)
 
     def _needed(self, *, without: int | None = None) -> Lsn:
-        """Tables that are followed, are copied or come back need what the log has after this."""
+        """The log still needs changes after this position, for tables that are followed, copied or
+        coming back."""
         needed = [self.workers.routed]
         snapshot = self._snapshots.oldest()
         if snapshot is not None:
@@ -201,7 +202,8 @@ class Coordinator:
         return min(needed)
 
     def _give_up_oldest(self) -> None:
-        """The log is full, and receiving waits: a table that was set aside must not stop all."""
+        """The log is full, and receiving waits. Give up the changes of tables that were set aside,
+        so that they do not stop the others."""
         needed = self._needed()
         for state in self._tables.all():
             if state.set_aside is None or _is_given_up(state) or state.position != needed:
@@ -240,12 +242,12 @@ def _tell(error: BaseException, attempt: int, seconds: float) -> None:
 
 
 def _is_given_up(state: TableState) -> bool:
-    """Whether the log need not keep the table's changes."""
+    """Whether the log may drop the table's changes."""
     return state.set_aside is not None and state.set_aside.retry.kind is RetryKind.NONE
 
 
 def _as_of(state: TableState, progress: ApplyProgress | None) -> TableState:
-    """With what is known of the table's changes just now."""
+    """The state, with the current progress of the table's changes."""
     if progress is None:
         return state
     position = max(progress.position, state.position)

@@ -1,7 +1,7 @@
-"""The end of a pipeline: finding and removing all that it made.
+"""Removing a pipeline: finding and removing everything that it created.
 
-What is removed first is what costs the source most (the slot holds its log back); the store comes
-last, because it knows what there is to remove. So a drop that was broken off can be repeated.
+The slot goes first, because it makes the source keep its log. The store goes last, because it lists
+what there is to remove. So an interrupted drop can be repeated.
 """
 
 from __future__ import annotations
@@ -61,28 +61,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What there is of a pipeline."""
+    """Everything that is left of a pipeline."""
 
     slot: str | None = None
     publication: str | None = None
-    """Only if walflow made it for this pipeline, and nobody else is known to read it."""
+    """Only if walflow created it for this pipeline, and no other reader of it is known."""
     shared: str | None = None
-    """Else: the publication that walflow made for this pipeline, and that others use."""
+    """Otherwise: the publication that walflow created for this pipeline, and that others use."""
     users: tuple[str, ...] = ()
-    """The slots of those others."""
+    """The slots of these other readers."""
     heir: str = ""
-    """The pipeline, one of them, that the publication is left to; empty: none of them is known to
-    be a pipeline of walflow's."""
+    """The pipeline that gets the publication; empty: none of the readers is a known pipeline of
+    walflow."""
     source: str | None = None
-    """By which the destination tells this source's tables from others; None: it is not known."""
+    """The identifier by which the destination marks this source's tables; None: not known."""
     tables: tuple[TableSchema, ...] = ()
-    """Those of the destination that the pipeline has made, as the store knows it, with the names
-    that they have there."""
+    """The destination's tables that the pipeline created, by the store's list, with their names
+    there."""
     stays: tuple[tuple[TableName, str], ...] = ()
-    """Tables of the destination that the pipeline knows and that are not dropped, and why."""
+    """Tables of the destination that are in the store's list and are not dropped, and why."""
     others: bool = False
-    """Whether to look for more: the destination may have tables that are marked as this
-    pipeline's, and that it no longer follows."""
+    """Whether to search for more: the destination may have tables that are marked as this
+    pipeline's and are no longer followed."""
     log: Path | None = None
     store: bool = False
 
@@ -98,18 +98,18 @@ def find_remains(
     skip_source: bool = False,
     keep_tables: bool = False,
 ) -> Remains:
-    """Look at everything but the destination, which needs Spark, and touch nothing. ``store`` is
-    None if there is none. With ``keep_tables`` the destination's tables do not count.
+    """Find everything except the destination's marked tables, which need Spark. Changes nothing.
+    ``store`` is None if there is none. With ``keep_tables`` the destination's tables do not count.
 
     Raises PipelineInUse while a process runs the pipeline, LogForeign if the folder has another
-    one's log, and what keeps the source from answering, unless it is skipped.
+    pipeline's log, and the source's error if it does not answer, unless it is skipped.
     """
     tables: tuple[TableSchema, ...] = ()
     stays: tuple[tuple[TableName, str], ...] = ()
     with _held(store):
         if store is not None and not keep_tables:
             tables, stays = _tables(store)
-        known = store is not None and bool(store.get_table_replication_states())
+        begun = store is not None and bool(store.get_table_replication_states())
     if not keep_tables and (unable := _cannot_drop(settings)) is not None:
         stays = tuple((table.name, unable) for table in tables)
         tables, keep_tables = (), True
@@ -118,7 +118,7 @@ def find_remains(
         tables=tables,
         stays=stays,
         log=None if identity is None else settings.log_folder,
-        store=known or bool(tables or stays),
+        store=begun or bool(tables or stays),
     )
     uri = settings.source.uri.get_secret_value()
     if skip_source:
@@ -131,16 +131,16 @@ def find_remains(
     with connect(uri, application_name=_application(settings)) as connection:
         server = read_server(connection)
         slot = read_slot(connection, settings.slot)
-        publication = with_chosen_publication(connection, settings, begun=known).publication
+        publication = with_chosen_publication(connection, settings, begun=begun).publication
         made = made_by_walflow(connection, publication, settings.name)
         system = f"{server.system_identifier}/{server.database}"
         others = {
-            known.slot: known
-            for _, known in pipelines_on_this_machine(settings)
-            if known.system == system
+            notes.slot: notes
+            for _, notes in pipelines_on_this_machine(settings)
+            if notes.system == system
         }
-        known_readers = {slot: other.publication for slot, other in others.items()}
-        users = other_users(connection, publication, settings.slot, known_readers) if made else ()
+        readers = {slot: other.publication for slot, other in others.items()}
+        users = other_users(connection, publication, settings.slot, readers) if made else ()
     # A slot of that name in another database, or for another plugin, is somebody else's.
     is_ours = slot.exists and slot.plugin == "pgoutput" and slot.database == server.database
     found = replace(
@@ -155,11 +155,11 @@ def find_remains(
     return replace(found, others=bool(found) and not keep_tables)
 
 
-def _pipeline_of(slot: str, known: Mapping[str, PipelineNotes]) -> str:
-    """Whose slot it is: as was noted, or by the name that walflow gives slots; empty: that of a
-    subscription, say, which would never drop the publication."""
-    if slot in known:
-        return known[slot].name
+def _pipeline_of(slot: str, others: Mapping[str, PipelineNotes]) -> str:
+    """The pipeline of a slot: from notes, or from the slot's name. Empty if it belongs to something
+    else, such as a subscription, which would never drop the publication."""
+    if slot in others:
+        return others[slot].name
     return slot.removeprefix("walflow_") if slot.startswith("walflow_") else ""
 
 
@@ -169,7 +169,7 @@ def may_drop_tables(settings: Settings) -> bool:
 
 
 def _cannot_drop(settings: Settings) -> str | None:
-    """Why the destination drops no tables; None: it does."""
+    """Why the destination cannot drop tables; None: it can."""
     own = open_without_spark(settings)
     if own is None or own.capabilities.drops:
         return None
@@ -179,7 +179,7 @@ def _cannot_drop(settings: Settings) -> str | None:
 def _tables(
     store: Store,
 ) -> tuple[tuple[TableSchema, ...], tuple[tuple[TableName, str], ...]]:
-    """The tables that were made, and those that were found to be another's."""
+    """The tables that the pipeline created, and those that belong to another."""
     store.load_table_schemas()
     store.load_table_mappings()
     names, states = store.get_table_mappings(), store.get_table_replication_states()
@@ -196,10 +196,10 @@ def _tables(
 
 
 def drop_sql(settings: Settings) -> tuple[str, ...]:
-    """What is left to be run by hand on a source that was skipped."""
+    """The statements to run by hand on a source that was skipped."""
     slot = settings.slot.replace("'", "''")
-    known = read_notes(settings.log_folder)
-    publication = settings.source.publication or (known and known.publication)
+    notes = read_notes(settings.log_folder)
+    publication = settings.source.publication or (notes and notes.publication)
     return (
         f"SELECT pg_drop_replication_slot('{slot}');",
         f"DROP PUBLICATION IF EXISTS {quote_identifier(publication or settings.publication)};",
@@ -215,12 +215,12 @@ def drop_pipeline(
     debug: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Remove what ``find_remains`` found; ``tell`` is told each step when it is done.
+    """Remove what ``find_remains`` found. Each finished step is passed to ``tell``.
 
-    Raises PipelineInUse while a process runs the pipeline. What is gone meanwhile is no error.
-    Spark is started (unless a session is given) only if tables are to be dropped, and they are
-    listed before anything is removed. The store has forgotten the pipeline afterwards; once it
-    is closed, ``remove_leftovers`` removes the rest.
+    Raises PipelineInUse while a process runs the pipeline. Things that are gone meanwhile are no
+    error. Spark is started (unless a session is given) only if tables are to be dropped, and they
+    are listed before anything is removed. Afterwards the store has no entry of the pipeline. Once
+    it is closed, ``remove_leftovers`` removes the rest.
     """
     with _held(store) as check, contextlib.ExitStack() as stack:
         destination: Destination | None = None
@@ -251,9 +251,9 @@ def drop_pipeline(
 
 
 def remove_leftovers(settings: Settings) -> None:
-    """Remove the store's file in the log's folder, if nothing is in it, and the folder, if then
-    it is empty (with that of all logs, if it was the only one there). Repeats safely; the store
-    must be closed."""
+    """Remove the store's file from the log's folder if it has no entries, then the folder if it is
+    empty, then the folder of all logs if this was the only one. Repeats safely. The store must be
+    closed."""
     file = settings.log_folder / STATE_FILE
     if is_there(settings.log_folder) and not is_there(settings.log_folder / HEAD):
         remove_notes(settings.log_folder)
@@ -269,7 +269,7 @@ def remove_leftovers(settings: Settings) -> None:
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether it is a store, if only the beginning of one, and no pipeline has an entry in it."""
+    """Whether the file is a store (or the beginning of one) without entries of any pipeline."""
     with contextlib.closing(sqlite3.connect(file)) as connection:
         try:
             made = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -301,9 +301,9 @@ def _drop_from_source(settings: Settings, remains: Remains, tell: Callable[[str]
             tell(f"left the publication {remains.shared} to the pipeline {remains.heir}")
 
 
-def _others(destination: Destination, known: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
-    """The pipeline's tables beside the known ones. Their schemas are not known."""
-    names = set(destination.own_tables()) - {table.name for table in known}
+def _others(destination: Destination, tables: tuple[TableSchema, ...]) -> tuple[TableSchema, ...]:
+    """The pipeline's tables beside these, without their schemas."""
+    names = set(destination.own_tables()) - {table.name for table in tables}
     return tuple(TableSchema(0, name, (), ()) for name in sorted(names))
 
 
@@ -337,7 +337,8 @@ def _application(settings: Settings) -> str:
 
 @contextmanager
 def _held(store: Store | None) -> Iterator[Callable[[], None]]:
-    """Keep other processes from running the pipeline; gives what raises if that has failed."""
+    """Keep other processes from running the pipeline. Gives a function that raises if that has
+    failed."""
     if store is None:
         yield lambda: None
         return

@@ -1,4 +1,5 @@
-"""What a pipeline's first start makes, and takes back if nothing came of it."""
+"""What a pipeline's first start creates, and removes again if it fails before anything was
+copied."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Made:
-    """What this start, and no earlier one, has made."""
+    """What this start has created. Earlier starts do not count."""
 
     log: bool = False
     publication: bool = False
     slot: bool = False
     notes: bool = False
-    """What stands beside the log: see pipeline_notes."""
+    """The notes beside the log: see pipeline_notes."""
 
     def take_back(self, settings: Settings, store: Store, application: str) -> None:
-        """A slot that is not read would only hold the source's log back, and notes of a pipeline
-        that is not there would mislead. The log must be closed."""
+        """Remove what was created: an unread slot would hold back the source's log, and notes of a
+        pipeline that does not exist would mislead. The log must be closed."""
         uri = settings.source.uri.get_secret_value()
         if self.slot or self.publication:
             with connect(uri, application_name=application) as connection:

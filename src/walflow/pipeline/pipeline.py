@@ -52,7 +52,7 @@ from walflow.pipeline.state.pipeline_notes import note_stop, with_chosen_publica
 from walflow.pipeline.state.retries import Retries
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import Tables
-from walflow.pipeline.store_place import check_store_apart
+from walflow.pipeline.store_place import check_store_not_followed
 from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
 from walflow.source.catalog.preflight import Preflight, preflight, require_followable
@@ -94,7 +94,7 @@ _STOPPING = (
     "store",
     "log folder",  # it is removed if the start has failed before anything was in it
 )
-"""The order in which a pipeline lets go of what it has."""
+"""The order in which a pipeline stops its parts and closes what it opened."""
 
 _Answer = TypeVar("_Answer")
 
@@ -119,11 +119,12 @@ class Pipeline:
         debug: bool = False,
         timing: Timing = Timing(),
     ) -> None:
-        """``config`` are settings, or what ``load_settings`` makes some of: ``{"source.uri": …}``,
-        over the environment. What else is given is used instead of what they name.
+        """``config`` are settings, or a mapping that ``load_settings`` takes, such as
+        ``{"source.uri": …}``. It overrides the environment. A given store, destination or session
+        is used instead of the one that the settings name.
 
-        A store and a session are left open, a destination is started and shut down with the
-        pipeline. ``spark`` must have the jars of the destination that the settings name.
+        A given store and session are left open. A given destination is started and shut down with
+        the pipeline. ``spark`` must have the jars of the destination that the settings name.
         """
         configure_if_nobody_has()
         settings = config if isinstance(config, Settings) else _settings(config, destination)
@@ -132,7 +133,7 @@ class Pipeline:
         self._given_store = None if store is None else check_calls(store)
         self.settings = settings
         self.stage = "waiting to start"
-        """What the start is busy with, for people to read."""
+        """What the start is doing, as text for people."""
         self._metrics: PipelineMetrics = (Metrics() if metrics is None else metrics).pipeline(
             settings.name
         )
@@ -143,7 +144,7 @@ class Pipeline:
         self._end = PipelineEnd(owns_jvm=spark is None)
         self._thread = threading.Thread(target=self._work, name="walflow-coordinate", daemon=True)
         self._opened: dict[str, Callable[[], None]] = {}
-        """How to let go of what the start has made so far: the keys are of _STOPPING."""
+        """How to close what the start has opened so far. The keys are from _STOPPING."""
         self._mapping = TableMapping(settings.mapping)
         self._tables: Tables | None = None
         self._made = Made()
@@ -168,9 +169,9 @@ class Pipeline:
     # Starting.
 
     def start(self) -> None:
-        """Check everything, then make what is missing (publication, slot), then run.
+        """Check everything, then create what is missing (publication, slot), then run.
 
-        What fails before anything was copied leaves nothing behind.
+        A start that fails before anything was copied leaves nothing behind.
         """
         self._metrics.started()
         try:
@@ -279,7 +280,7 @@ class Pipeline:
         return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
 
     def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
-        """Ask again while a table is locked, as when a large one is rewritten, or while one is
+        """Call ``look`` again while a table is locked (a large one may be being rewritten) or
         altered."""
         try:
             return call_again(
@@ -326,7 +327,7 @@ class Pipeline:
 
     @property
     def _begun(self) -> bool:
-        """Whether the store knows of copies, and so changes may be missing."""
+        """Whether copies have begun, so that changes may be missing."""
         states = self._store.get_table_replication_states().values()
         return any(state.phase is not Phase.INIT for state in states)
 
@@ -335,7 +336,7 @@ class Pipeline:
         return self.settings.source.on_slot_lost == "resync"
 
     def _publish(self, found: Preflight) -> None:
-        """Make the publication, if it is missing."""
+        """Create the publication, if it is missing."""
         publication = self.settings.publication
         with connect(self._uri, application_name=self._application) as connection:
             if found.publication is None:
@@ -348,7 +349,7 @@ class Pipeline:
                     connection, publication, self.settings.types, chosen=self.settings.tables
                 )
                 self._require_followable(connection, tables)
-            check_store_apart(connection, self.settings)
+            check_store_not_followed(connection, self.settings)
 
     @property
     def _strict(self) -> bool:
@@ -356,8 +357,8 @@ class Pipeline:
         return self.settings.on_table_refused == "error" and not self._begun
 
     def _require_followable(self, connection: Session, tables: Sequence[PublishedTable]) -> None:
-        """At the first start: a mistake that concerns all tables is raised at once. Later, each
-        of them is set aside."""
+        """At the first start, an error that concerns all tables is raised at once. Later, each of
+        these tables is set aside."""
         if not self._begun:
             require_followable(connection, tables, all_of_them=self._strict)
 
@@ -398,12 +399,12 @@ class Pipeline:
     # Running.
 
     def wait(self, *, until_caught_up: bool = False, poll: float = _CHECK_SECONDS) -> None:
-        """Wait until the pipeline ends; raises what ended it.
+        """Wait until the pipeline ends, and raise its error, if any.
 
-        ``until_caught_up``: also return when everything that the source had committed when the
-        copy was finished is in the destination; raises TablesSetAside if that is so of all tables
-        but some that were set aside, and that wait for an operator, or for an attempt that is not
-        due soon (in 30 seconds).
+        ``until_caught_up``: also return when everything is in the destination that the source had
+        committed when the copies finished. If only tables that were set aside are missing, and they
+        wait for an operator or for an attempt that is not due within 30 seconds, raises
+        TablesSetAside.
         """
         target: Lsn | None = None
         while not self._end.asked.wait(poll):
@@ -419,8 +420,8 @@ class Pipeline:
         self.check()
 
     def wait_until(self, position: Lsn, seconds: float) -> bool:
-        """Wait until all up to the position is in the destination; False if not in time. Tables
-        that wait for an operator are not waited for."""
+        """Wait until everything up to the position is in the destination. Returns False if the time
+        is over. Does not wait for tables that wait for an operator."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.check()
@@ -430,7 +431,7 @@ class Pipeline:
         return False
 
     def source_position(self) -> Lsn:
-        """How far the source's log reaches now."""
+        """The end of the source's log now."""
         with connect(self._uri, application_name=self._application) as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
@@ -446,7 +447,7 @@ class Pipeline:
             return None
 
     def check(self) -> None:
-        """Raise what ended the pipeline, if anything did."""
+        """Raise the error that ended the pipeline, if any."""
         self._end.check()
 
     def status(self) -> PipelineStatus:
@@ -458,7 +459,7 @@ class Pipeline:
         return self._coordinator
 
     def _report(self) -> Report | None:
-        """Asked for by the lease's thread, which is there before all others."""
+        """Called by the lease's thread, which starts before all others."""
         last = None if self._coordinator is None else self._coordinator.last
         return None if last is None else last.report()
 
@@ -470,15 +471,15 @@ class Pipeline:
     # Steering. Done by the coordinating thread within about a second.
 
     def retry(self, table: TableName) -> None:
-        """Try a table that was set aside again, now."""
+        """Try a table that was set aside again now."""
         self._ask(Action.RETRY, table)
 
     def rollback(self, table: TableName) -> None:
-        """Put a table back into the state before the present one."""
+        """Put a table back into its previous state."""
         self._ask(Action.ROLLBACK, table)
 
     def resync(self, table: TableName) -> None:
-        """Copy a table again; what the destination has of it stays until the copy is complete."""
+        """Copy a table again. The destination's table stays as it is until the copy is finished."""
         self._ask(Action.RESYNC, table)
 
     def _ask(self, action: Action, table: TableName) -> None:
@@ -487,14 +488,15 @@ class Pipeline:
     # Ending.
 
     def stop(self) -> None:
-        """Ask for the end and return at once: ``wait`` returns, ``shutdown`` does the rest."""
+        """Ask the pipeline to end, and return at once: ``wait`` returns, and ``shutdown`` does the
+        rest."""
         self._end.asked.set()
 
     def shutdown(self) -> None:
-        """Finish the batches, make durable what was received, let go of everything.
+        """Finish batches, make durable what was received, and close everything.
 
-        A copy that is under way is broken off: it may take hours. What was read of it stays, and
-        the next start goes on from there. Repeats safely.
+        A running copy is interrupted, because it may take hours. The next start continues it.
+        Repeats safely.
         """
         self._end.asked.set()
         if self._thread.ident is not None:
@@ -510,7 +512,7 @@ class Pipeline:
             self._metrics.failed(error)
 
     def _let_go(self, error: BaseException | None) -> None:
-        """Of all that the start has made so far, in the order of _STOPPING."""
+        """Close everything that the start has opened so far, in the order of _STOPPING."""
         opened, self._opened = self._opened, {}
         assert opened.keys() <= set(_STOPPING)
         try:

@@ -1,4 +1,4 @@
-"""What operators ask for, from this process or through the store."""
+"""Operators' requests (retry, rollback, resync), from this process or through the store."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Requests:
         self._store = store
         self._workers = workers
         self._asked: dict[str, tuple[Request, Future[str]]] = {}
-        """What the tables' workers were asked, and have not been heard to answer."""
+        """Requests that were passed to a table's worker and are not answered yet."""
 
     def look(self) -> None:
-        """Hand what is asked for to the tables' workers. What has to wait for a table's job is
+        """Pass new requests to the tables' workers. A request that has to wait for a running job is
         answered at a later call."""
         for request in self._store.open_requests():
             if request.id in self._asked:
@@ -50,7 +50,7 @@ class Requests:
         worker.post(Asked(action, outcome))
 
     def answer(self) -> None:
-        """Tell those who asked what came of it, as far as it is done."""
+        """Store the answers that the workers have given so far."""
         for id, (request, outcome) in list(self._asked.items()):
             if not outcome.done():
                 continue

@@ -1,5 +1,5 @@
-"""Calling again what may pass by itself. (When a table that failed is tried again is another
-question: see ``walflow.pipeline.state.retries``.)"""
+"""Calls something again after an error that may pass. (When a failed table is tried again is
+decided in ``walflow.pipeline.state.retries``.)"""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ def call_again(
     tell: Callable[[BaseException, int, float], None],
     attempts: int | None = None,
 ) -> _Result:
-    """What ``work`` returns. Raises what it raised last: once it cannot be tried again, there were
-    so many attempts, or ``stop`` is set, which also ends the waiting.
-
-    ``tell`` is given each error that is followed by another attempt, that attempt's number, and the
-    seconds until then.
-    """
+    """Call ``work`` until it succeeds, and return its result. Raises its last error: when
+    ``can_retry`` says no, after the last attempt, or when ``stop`` is set, which also ends the
+    waiting. ``tell`` gets each error that is followed by another attempt, the attempt's number, and
+    the seconds until then."""
     errors: list[BaseException] = []
 
     def before_sleep(state: tenacity.RetryCallState) -> None:

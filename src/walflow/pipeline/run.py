@@ -1,4 +1,4 @@
-"""One run of a pipeline: what all its parts are told, and how it ends."""
+"""One run of a pipeline: what its parts share, and how it ends."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ class PipelineEnd:
         """``owns_jvm``: Spark's JVM was started by the pipeline."""
         self._owns_jvm = owns_jvm
         self.asked = threading.Event()
-        """Set when the pipeline is to end, for whatever reason: nothing new is begun."""
+        """Set when the pipeline is to end, for any reason: no new work is begun."""
         self.error: BaseException | None = None
-        """What ended it, if anything did: the first error of all."""
+        """The first error that ended the pipeline, if any."""
 
     def fail(self, error: BaseException) -> None:
-        """End the pipeline by this error."""
+        """End the pipeline with this error."""
         if self.error is None:
             self.error = self._cause(error)
         self.asked.set()
 
     def explains(self, error: Exception) -> bool:
-        """Whether a table's work failed because the pipeline ends, or has to: then the table is
-        not to blame. What was a table's own fault is met again at the next start."""
+        """Whether a table's work failed only because the pipeline ends: then the table is not to
+        blame. If it was the table's own fault, the next start meets it again."""
         cause = self._cause(error)
         if cause is not error or isinstance(error, StoreError):
             self.fail(cause)
         return self.asked.is_set()
 
     def check(self) -> None:
-        """Raise what ended the pipeline, if anything did."""
+        """Raise the error that ended the pipeline, if any."""
         if self.error is not None:
             raise self.error
 
     def _cause(self, error: BaseException) -> BaseException:
-        """What Spark could not do because its JVM has ended is not the error to tell."""
+        """After the JVM has ended, Spark's errors are only a consequence of that, so the JVM's end
+        is raised."""
         if not self._owns_jvm or not isinstance(error, Exception):
             return error
         code = jvm_ended(_JVM_SECONDS)
@@ -57,12 +58,12 @@ class PipelineEnd:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What all parts of a running pipeline are told."""
+    """What all parts of a running pipeline share."""
 
     settings: Settings
-    """With the publication."""
+    """With the publication's name."""
     application: str
-    """What the source calls our sessions."""
+    """The application name of our sessions on the source."""
     lease: LeaseKeeper
     metrics: PipelineMetrics
     timing: Timing
@@ -70,5 +71,5 @@ class PipelineRun:
 
     @property
     def uri(self) -> str:
-        """The source's."""
+        """The source's URI."""
         return self.settings.source.uri.get_secret_value()

@@ -1,4 +1,4 @@
-"""A store in the source's own database must not be followed like any other table there."""
+"""Checks that a store in the source's own database is not followed like other tables there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from walflow.model import TableName
 from walflow.source.connection import Session, source_errors
 from walflow.stores.sql_tables import ALL
 
-__all__ = ["check_store_apart"]
+__all__ = ["check_store_not_followed"]
 
 
-def check_store_apart(connection: Session, settings: Settings) -> None:
-    """Raise ConfigError if tables of a Postgres store are published and followed: noting a change
-    there would be a change to follow, without end."""
+def check_store_not_followed(connection: Session, settings: Settings) -> None:
+    """Raise ConfigError if the tables of a Postgres store are published and followed: each note of
+    a change would be another change, without end."""
     uri, schema = settings.store.uri, settings.store.postgres_schema
     if uri is None or not uri.get_secret_value().lower().startswith("postgres"):
         return

@@ -1,4 +1,4 @@
-"""What a table's worker is asked for, beside the changes that wait for it."""
+"""The events that a table's worker handles, beside changes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Asked", "CopyAgain", "Event", "Refused", "Renamed", "Retry", "Snapsh
 
 @dataclass(frozen=True, slots=True)
 class CopyAgain:
-    """Changes alone do not bring the table up to date any more."""
+    """The table cannot be brought up to date by changes alone."""
 
     reason: str
     published: PublishedTable | None = None
-    """As the source publishes it now; None: as it is when the copy begins."""
+    """The table as it is published now. None: it is read when the copy begins."""
     destination: TableName | None = None
-    """The destination's name for it; None: the one that it has."""
+    """Its name in the destination. None: unchanged."""
     refusal: WalflowError | None = None
-    """Why it cannot be copied as things are: it is set aside then."""
+    """Why it cannot be copied now: it is set aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The table, and what the destination has of it, have other names."""
+    """The table and its destination have other names."""
 
     name: TableName
     destination: TableName
@@ -36,31 +36,31 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The table cannot be followed as things are: it is set aside."""
+    """The table cannot be followed as it is: it is set aside."""
 
     error: WalflowError
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The table was set aside, and goes on where it failed."""
+    """A table that was set aside continues where it failed."""
 
     resolved: bool = False
-    """The cause is known to be gone."""
+    """The cause is gone for certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPassed:
-    """The log reaches as far as the snapshot that the table was copied under."""
+    """The log reaches the position of the snapshot that the table was copied under."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An operator asks for something."""
+    """An operator's request."""
 
     action: Action
     outcome: Future[str]
-    """What came of it, in words."""
+    """The answer, in words."""
 
 
 Event = CopyAgain | Renamed | Refused | Retry | SnapshotPassed | Asked

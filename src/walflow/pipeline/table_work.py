@@ -1,4 +1,4 @@
-"""What the workers of all tables do their work with."""
+"""What all tables' workers share for their work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _READY_AT_ONCE = 16
 
 
 class Pools:
-    """The threads that tables' jobs run on. Tables that are copied, that catch up and that are
-    ready have threads of their own, so that none of these kinds waits for another."""
+    """The threads for tables' jobs. Tables that are copied, that catch up, and that are ready have
+    threads of their own, so that none of these kinds waits for another."""
 
     def __init__(self, copies_at_once: int) -> None:
         self.copying = LargestFirst(copies_at_once, "walflow-sync")
@@ -30,7 +30,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """What the workers of all tables do their work with."""
+    """What all tables' workers share for their work."""
 
     sync: TableSync
     batches: Batches

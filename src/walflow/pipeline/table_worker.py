@@ -1,8 +1,8 @@
 """The worker of one table: it owns the table's phase, from the first copy to the last change.
 
-A worker is an actor without a thread. What it is to do comes as events, and its work runs on pools
-that all workers share, one job a table at a time. So a table that is slow, or fails, or catches up
-holds up no other, and a table that nothing waits for costs nothing.
+A worker is an actor without a thread. It gets events, and its work runs on thread pools that all
+workers share, one job for each table at a time. So a table that is slow, fails, or catches up does
+not hold up others, and an idle table costs nothing.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ _logger = structlog.get_logger(__name__)
 class TableWorker:
     """All calls may come from several threads.
 
-    An event is seen to at once by the thread that posts it, if no job of the table runs. Else the
-    job is broken off as soon as that is possible, how it ends no longer matters, and its thread
-    sees to the event.
+    If no job of the table runs, the thread that posts an event handles it at once. Otherwise the
+    job is interrupted as soon as possible, its result is ignored, and its thread handles the event.
     """
 
     def __init__(self, oid: int, work: TableWork) -> None:
@@ -59,20 +58,20 @@ class TableWorker:
         self._running = False
         """Whether a thread works on the table."""
         self._job: object | None = None
-        """The job that waits for a thread of a pool; another one that does is out of date."""
+        """The job that waits for a thread of a pool. Any other job that starts is outdated."""
         self._held = False
-        """Whether no work is to be done until ``go_on``."""
+        """Whether all work waits for ``go_on``."""
         self._break_off = threading.Event()
-        """Set for a copy that is under way to end soon."""
+        """Set to make a running copy end soon."""
         self._loading = False
-        """Whether the copy that is under way needs the source no more."""
+        """Whether the running copy has finished reading the source."""
         self._size = 0
         """How large the table is in the source, in bytes."""
         self._postponed: Postponed | None = None
         self._applier: TableApplier | None = None
-        """There while changes are applied."""
+        """Exists while changes are applied."""
         self._seen: SeenSchema | None = None
-        """For when changes are applied."""
+        """For the next applier."""
 
     # What is asked of it.
 
@@ -85,8 +84,8 @@ class TableWorker:
             self._start()
 
     def see(self, seen: SeenSchema) -> None:
-        """The catalog shows another schema of the table: what its changes would do, were there
-        any, is done also without them."""
+        """The catalog shows another schema of the table. The table is brought to it even if no
+        change comes."""
         with self._lock:
             taken = self._applier is not None and self._applier.see(seen)
             self._seen = None if taken else seen
@@ -103,22 +102,23 @@ class TableWorker:
         self._end_turn()
 
     def pause(self) -> bool:
-        """Do no work until ``go_on``, or until the table is copied again; False if a job still
-        runs: that ends soon, ask again later."""
+        """Do no work until ``go_on``, or until the table is copied again. Returns False if a job
+        still runs: it ends soon, so call again later."""
         with self._lock:
             self._held = True
             self._interrupt()
             return not self._running
 
     def go_on(self, size: int = 0) -> None:
-        """Work as the table's phase says. ``size``: of the table in the source, in bytes."""
+        """Work as the table's phase requires. ``size``: of the table in the source, in bytes."""
         with self._lock:
             self._held = False
             self._size = size or self._size
         self._start()
 
     def tick(self) -> None:
-        """What time brings: the log passes a snapshot, or an attempt is due."""
+        """Check what depends on time: the log reaches a snapshot's position, or an attempt is
+        due."""
         with self._lock:
             if self._running or self._held:
                 return
@@ -135,18 +135,18 @@ class TableWorker:
             self.post(Retry())
 
     def look(self) -> None:
-        """More of the log was handed to the workers: a schema that was seen may be due."""
+        """More of the log was routed: a schema that the catalog showed may be due."""
         with self._lock:
             applier = self._applier
         if applier is not None and applier.sees_schema and applier.has_work:
             self._start()
 
     def maintain(self) -> None:
-        """Have the destination's table maintained, though nothing waits for it."""
+        """Have the destination's table maintained, although no changes wait."""
         self._start(maintains=True)
 
     def stop(self) -> None:
-        """Break off a copy. Nothing more is begun, because the pipeline's end was told before."""
+        """Interrupt a copy. No new work begins, because the pipeline's end was requested before."""
         with self._lock:
             self._job = None
             if self._applier is None:
@@ -171,7 +171,7 @@ class TableWorker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the table is followed, and nothing waits for it."""
+        """Whether the table is followed and has no changes waiting."""
         with self._lock:
             applier = self._applier
             return applier is not None and not (self._running or self._job or applier.has_work)
@@ -187,7 +187,7 @@ class TableWorker:
 
     @property
     def progress(self) -> ApplyProgress | None:
-        """None: no changes are applied to the table just now."""
+        """None: no changes are being applied to the table."""
         with self._lock:
             applier = None if self._events else self._applier
         return None if applier is None else applier.progress
@@ -200,7 +200,7 @@ class TableWorker:
     def _state(self) -> TableState | None:
         return self._work.tables.get(self.oid)
 
-    def _known(self) -> TableState:
+    def _current(self) -> TableState:
         state = self._state()
         assert state is not None
         return state
@@ -208,7 +208,7 @@ class TableWorker:
     # Jobs.
 
     def _interrupt(self) -> None:
-        """What runs ends soon, and what waits for a thread does not begin."""
+        """Let the running job end soon, and keep a waiting one from starting."""
         self._job = None
         self._break_off.set()
         self._postponed = None
@@ -218,7 +218,7 @@ class TableWorker:
                 self._applier = None
 
     def _start(self, *, maintains: bool = False) -> None:
-        """Have a job do what the phase says, unless there is one."""
+        """Start the job that the phase requires, unless one runs or waits."""
         pools = self._work.pools
         with self._lock:
             state = self._state()
@@ -276,11 +276,11 @@ class TableWorker:
 
     @property
     def _interrupted(self) -> bool:
-        """Whether something else is to be done meanwhile: how the job ends no longer matters."""
+        """Whether an event waits, so that the job's result no longer matters."""
         return self._break_off.is_set()
 
     def _end_turn(self) -> None:
-        """See to the events, then work on. By the thread that works on the table."""
+        """Handle the events, then continue. Called by the thread that works on the table."""
         try:
             while (event := self._next_event()) is not None:
                 self._handle(event)
@@ -292,7 +292,7 @@ class TableWorker:
         self._start()
 
     def _next_event(self) -> Event | None:
-        """None: there is none, and no thread works on the table any more."""
+        """The next event. None: there is none, and no thread works on the table any more."""
         with self._lock:
             if self._applier is not None and self._applier.left:
                 self._applier = None
@@ -331,7 +331,7 @@ class TableWorker:
         )
 
     def _leave(self) -> None:
-        """Apply no more of the log, until the phase says so again."""
+        """Apply no more changes, until the phase requires it again."""
         with self._lock:
             if self._applier is not None:
                 self._applier.leave()
@@ -346,13 +346,13 @@ class TableWorker:
             if self._interrupted:
                 return
             sync.reader.check(self.oid)
-            state = self._known()
+            state = self._current()
             self._loading = True
             try:
                 failpoint("sync.finished_copy", state.name)
                 began = time.monotonic()
                 sync.load(state, copy)
-                seconds = self._known().stored.copy_seconds + time.monotonic() - began
+                seconds = self._current().stored.copy_seconds + time.monotonic() - began
                 state = tables.move(
                     self.oid, Phase.SYNC_WAIT, copy_seconds=seconds, attempts=0, error=None
                 )
@@ -362,22 +362,22 @@ class TableWorker:
         self._postponed = None
 
     def _read_copy(self) -> FinishedCopy:
-        """The table's rows, in the log's folder."""
+        """Read the table's rows into the log's folder."""
         sync, tables, oid = self._work.sync, self._work.tables, self.oid
-        state, began = self._known(), time.monotonic()
+        state, began = self._current(), time.monotonic()
         if state.phase is Phase.FINISHED_COPY:
             copy = sync.finished(state)
             if copy is not None:
                 return copy
             tables.move(oid, Phase.DATA_SYNC)
-        with sync.begun(self._known()) as begun:
+        with sync.begun(self._current()) as begun:
             facts = {
                 "schema": begun.table.schema,
                 "membership": begun.table.membership,
                 "rows_expected": begun.table.rows,
                 "position": begun.position,
             }
-            if self._known().phase is Phase.INIT:
+            if self._current().phase is Phase.INIT:
                 tables.move(oid, Phase.DATA_SYNC, **facts)
             else:
                 tables.update(oid, **facts)
@@ -396,7 +396,7 @@ class TableWorker:
         return copy
 
     def _postpone(self, error: Exception) -> None:
-        state = self._known()
+        state = self._current()
         with self._lock:
             pause = next_pause(self._postponed, state.rows_copied)
             self._postponed = Postponed(time.monotonic() + pause, pause, state.rows_copied)
@@ -413,10 +413,10 @@ class TableWorker:
         if not applier.has_work:
             self._maintain()
             return
-        met = applier.apply(self._known())
+        met = applier.apply(self._current())
         if met is None:
             return
-        tables, state = self._work.tables, self._known()
+        tables, state = self._work.tables, self._current()
         if state.phase is Phase.CATCHUP:
             state = tables.move(self.oid, Phase.SYNC_DONE, position=max(state.position, met))
         if state.phase is Phase.SYNC_DONE:
@@ -425,7 +425,7 @@ class TableWorker:
         self._maintain()
 
     def _maintain(self) -> None:
-        state = self._known()
+        state = self._current()
         if state.phase is Phase.READY and not self._interrupted:
             self._work.maintenance.between_batches(state)
 
@@ -440,16 +440,16 @@ class TableWorker:
             case Refused(error):
                 self._set_aside(error)
             case Retry(resolved):
-                if self._known().set_aside is not None:
+                if self._current().set_aside is not None:
                     self._work.tables.retry(self.oid, resolved=resolved)
             case SnapshotPassed():
-                if self._known().phase is Phase.SYNC_WAIT:
+                if self._current().phase is Phase.SYNC_WAIT:
                     self._work.tables.move(self.oid, Phase.CATCHUP)
             case Asked(action, outcome):
                 self._answer(action, outcome)
 
     def _copy_again(self, event: CopyAgain) -> None:
-        work, state, table = self._work, self._known(), event.published
+        work, state, table = self._work, self._current(), event.published
         _logger.info("a table is copied again", table=str(state.name), reason=event.reason)
         self._leave()
         with self._lock:
@@ -490,7 +490,7 @@ class TableWorker:
             outcome.set_result(answer)
 
     def _retry(self) -> str:
-        state, tables = self._known(), self._work.tables
+        state, tables = self._current(), self._work.tables
         error = state.set_aside
         if error is None and state.error is not None:
             return f"{state.name} is being tried again already"
@@ -509,15 +509,15 @@ class TableWorker:
         return f"{state.name} is tried again from {after.phase}"
 
     def _resync(self) -> str:
-        state = self._known()
+        state = self._current()
         check_rivals(state, self._work.tables)
         self._copy_again(CopyAgain("as asked"))
         return f"{state.name} is copied again"
 
     def _roll_back(self) -> str:
-        """Into the state before, from which the table goes on if it can. Raises
+        """Go back to the previous state, from which the table continues if it can. Raises
         NothingToRollBack."""
-        state, tables = self._known(), self._work.tables
+        state, tables = self._current(), self._work.tables
         check_rivals(state, tables)
         # Until the catalog was looked at: the table may have been another one then.
         with self._lock:

@@ -1,4 +1,4 @@
-"""All tables' workers: what is sealed in the log is handed to them."""
+"""All tables' workers: newly sealed segments are routed to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TableWorkers"]
 
 _CANCEL_SECONDS = 0.2
 _IDLE_MAINTENANCE_SECONDS = 20.0
-"""A table that nothing waits for is maintained not more often than this."""
+"""An idle table is not maintained more often than this, in seconds."""
 
 
 class TableWorkers:
@@ -25,7 +25,7 @@ class TableWorkers:
         self._lock = threading.Lock()
         self._workers: dict[int, TableWorker] = {}
         self._maintained: dict[int, float] = {}
-        """When maintenance was last offered to a table although nothing waited for it."""
+        """When maintenance was last started for an idle table."""
 
     @property
     def tables(self) -> Tables:
@@ -48,7 +48,7 @@ class TableWorkers:
             return list(self._workers.values())
 
     def add(self, oid: int) -> TableWorker:
-        """A worker for a table; it does nothing until it is told to go on."""
+        """A worker for a table. It does nothing until ``go_on``."""
         worker = TableWorker(oid, self.work)
         with self._lock:
             self._workers[oid] = worker
@@ -64,16 +64,14 @@ class TableWorkers:
         self._maintained.pop(oid, None)
 
     def restart(self) -> None:
-        """The log has begun anew. All workers must be paused; there are none afterwards."""
+        """The log has begun again. All workers must be paused. Afterwards there are none."""
         with self._lock:
             self._workers.clear()
         self.work.routed.upto = self.work.log.end
 
     def route(self) -> set[int]:
-        """Hand what the log has got since the last call to the tables' workers.
-
-        Returns the oids of tables that have changes, but no worker.
-        """
+        """Route the segments since the last call to the tables' workers. Returns the oids of tables
+        that have changes but no worker."""
         unknown: set[int] = set()
         before, log = self.routed, self.work.log
         # In this order: a segment that is sealed in between must not count as routed.
@@ -93,7 +91,7 @@ class TableWorkers:
         return unknown
 
     def tick(self) -> None:
-        """What time brings."""
+        """Let every worker check what depends on time."""
         workers = self.all()
         for worker in workers:
             worker.tick()
@@ -102,8 +100,8 @@ class TableWorkers:
             self.work.sync.snapshots.release()
 
     def maintain_idle(self) -> None:
-        """Start the maintenance of a table that is due and that nothing waits for: no batch comes
-        that it could follow. One at a call, as they take turns; costs nothing if there is none."""
+        """Start the maintenance of an idle table that is due: no batch comes that it could follow.
+        One table a call, in turns. Costs nothing if none is due."""
         maintenance = self.work.maintenance
         if maintenance.busy:
             return
@@ -121,15 +119,15 @@ class TableWorkers:
                 return
 
     def pause(self) -> bool:
-        """All of them; False if jobs still run: ask again later."""
+        """Pause all workers. False if jobs still run: call again later."""
         paused = [worker.pause() for worker in self.all()]
         if not all(paused):
             self.work.sync.cancel()
         return all(paused)
 
     def close(self) -> None:
-        """A copy that is under way is broken off, a load and a batch are finished. The pipeline's
-        end must have been told."""
+        """Wait for the workers: a copy is interrupted, a load or batch is finished. The pipeline's
+        end must have been requested."""
         work = self.work
         for worker in self.all():
             worker.stop()

@@ -1,4 +1,4 @@
-"""How often a pipeline looks at things, and how long it waits for others."""
+"""How often a pipeline checks things, and how long it waits for others."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """In seconds. Users do not choose these. They are a value so that a test can give a pipeline
-    short ones where it would wait, and long ones where a slow machine must not matter."""
+    """All values are in seconds. They are not settings for users. A test can give a pipeline short
+    times where it would wait, and long ones where a slow machine must not matter."""
 
     publication: float = 2.0
-    """Between two looks at what is published."""
+    """Between two checks of what is published."""
     set_aside: float = 10.0
-    """Between two such looks at a table that was set aside for a reason that only a full look shows
-    the end of."""
+    """Between two full reads of the catalog for tables that were set aside for a cause that the
+    cheap check does not see."""
     requests: float = 1.0
-    """Between two looks at what commands ask for."""
+    """Between two checks for operators' requests."""
     cut: float = 10.0
     """Between two positions at which all tables end a batch, so that they can be read together."""
     batch: float = 10.0
-    """About how long a table's batch may take: what is left waits for the next one. If the process
-    ends, no more than this is done again."""
+    """How long a table's batch should take. The rest waits for the next one. If the process ends,
+    at most this much work is repeated."""
     lease: float = 15.0
-    """How long the pipeline stays ours without a word of us."""
+    """How long the lease stays valid without a renewal."""
     lease_renewal: float = 3.0
     lease_poll: float = 0.5
-    """Between two attempts to take a lease that another process has."""
+    """Between two attempts to take a lease that another process holds."""
     catalog: float = 15.0
-    """How long a start waits for a catalog before the source's log is received without it."""
+    """How long a start waits for a catalog. After that, the source's log is received without it."""
     store_pause: float = 0.5
-    """Before a store that does not answer is asked again."""
+    """Between two attempts to reach a store that does not answer."""
     table_lock: float = 10.0
-    """A table that is locked for longer gives its connections to others, and is tried again."""
+    """A table that is locked for longer releases its connections to others, and is tried again."""

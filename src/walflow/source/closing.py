@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block."""
+"""A base for classes that are closed at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Closing"]
 class Closing(ABC):
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Repeats safely."""
+        """Close everything. Repeats safely."""
 
     def __enter__(self) -> Self:
         return self

@@ -120,10 +120,8 @@ def connection_parameters(
     options: str = SESSION_OPTIONS,
     replication: str | None = None,
 ) -> dict[str, str | None]:
-    """libpq's parameters of one of our sessions.
-
-    The URI's own ``options`` stay, and ours come after them, because decoding relies on ours.
-    """
+    """libpq's parameters for one of our sessions. The URI's own ``options`` stay, and ours are
+    added after them, because decoding relies on ours."""
     parameters: dict[str, str | None] = {**_DEFAULTS, "application_name": application_name}
     parameters |= _parse(uri)
     parameters["options"] = " ".join(part for part in (parameters.get("options"), options) if part)
@@ -139,10 +137,10 @@ def connect(
     options: str = SESSION_OPTIONS,
     replication: str | None = None,
 ) -> Session:
-    """An autocommit session; raises ``BadUri``, ``AuthenticationFailed`` or ``CannotConnect``.
+    """An autocommit session. Raises ``BadUri``, ``AuthenticationFailed`` or ``CannotConnect``.
 
-    ``replication="database"`` makes it a replication connection, which can fail with
-    ``NoReplicationRight`` and ``NoFreeSender`` too.
+    ``replication="database"`` makes it a replication connection, which can also fail with
+    ``NoReplicationRight`` and ``NoFreeSender``.
     """
     parameters = connection_parameters(
         uri, application_name=application_name, options=options, replication=replication
@@ -158,7 +156,7 @@ def connect(
 
 
 def connection_failure(error: psycopg.Error, uri: str) -> WalflowError:
-    """What a failed attempt to connect means."""
+    """The error for a failed attempt to connect."""
     text = _one_line(error)
     where = redact(uri)
     if _NO_SENDER.search(text):
@@ -177,7 +175,7 @@ def connection_failure(error: psycopg.Error, uri: str) -> WalflowError:
 
 
 def replication_hint(role: str) -> str:
-    """What gives a role the right to replicate."""
+    """How to give a role the right to replicate."""
     name = quote_identifier(role)
     return (
         f"As superuser: ALTER ROLE {name} REPLICATION; "
@@ -190,7 +188,7 @@ def user_of(uri: str) -> str:
 
 
 def redact(uri: str) -> str:
-    """The source as messages may show it: user, host, port and database, and nothing else."""
+    """The source as messages may show it: user, host, port and database only."""
     try:
         given = _parse(uri)
     except BadUri:
@@ -206,7 +204,8 @@ def redact(uri: str) -> str:
 
 
 def without_secrets(uri: str) -> tuple[str, bool]:
-    """What libpq needs to find the source again, and whether that was more: a password."""
+    """The parts of the URI with which libpq finds the source again, and whether there was more: a
+    password."""
     given = _parse(uri)
     plain = {key: value for key, value in given.items() if "password" not in key}
     return make_conninfo("", **plain), len(plain) < len(given)
@@ -215,10 +214,8 @@ def without_secrets(uri: str) -> tuple[str, bool]:
 def source_error(
     message: str | bytes | None, sqlstate: str | bytes | None, doing: str = ""
 ) -> SourceError:
-    """What an error that the server sent, or the loss of the connection, means.
-
-    ``doing`` completes "Could not …".
-    """
+    """The error for an error of the server, or for a lost connection. ``doing`` completes "Could
+    not …"."""
     text = _one_line(message) or "the connection was closed"
     state = sqlstate.decode() if isinstance(sqlstate, bytes) else sqlstate or ""
     cause = f"Could not {doing}: {text}" if doing else text
@@ -233,7 +230,7 @@ def source_error(
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg's errors inside into ours; ``doing`` completes "Could not …"."""
+    """Turn psycopg's errors in the block into ours. ``doing`` completes "Could not …"."""
     try:
         yield
     except psycopg.Error as error:
@@ -241,7 +238,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 def lift_timeouts(connection: Session) -> None:
-    """A role's or the server's timeouts must not end a copy that takes hours."""
+    """Switch off timeouts of the role or server: they must not end a copy that takes hours."""
     names = ["statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
     if connection.info.server_version >= 170000:
         names.append("transaction_timeout")
@@ -278,7 +275,7 @@ def _parse(uri: str) -> dict[str, Any]:
 
 
 def _without_quotes(text: str) -> str:
-    """libpq quotes what it could not read, which may be a password."""
+    """Remove the quoted text: libpq quotes what it could not read, which may be a password."""
     return re.sub(r'"[^"]*"(?!")', '"…"', _one_line(text)).rstrip(".") + "."
 
 
@@ -339,5 +336,5 @@ _HINTS = (
 
 
 def _tls_hint(text: str) -> str | None:
-    """What to do about a failed attempt to connect, in one line of text; None: TLS is not why."""
+    """What to do about a failed attempt to connect, in one line. None: TLS is not the cause."""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, text, re.IGNORECASE)), None)

@@ -1,4 +1,5 @@
-"""Stores: what a pipeline remembers. ``open_store`` finds the one that the settings name."""
+"""Stores: where a pipeline's state is stored. ``open_store`` opens the one that the settings
+name."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = [
 STATE_FILE = "state.db"
 """The store in the change log's folder, where the settings name no other."""
 
-_KNOWN = ("sqlite", "postgresql", "postgres", "redis", "rediss", "unix", "memory", PYTHON)
+_KINDS = ("sqlite", "postgresql", "postgres", "redis", "rediss", "unix", "memory", PYTHON)
 _GROUP = "walflow.stores"
 _HINT = (
     "Known are sqlite:///file (sqlite:////absolute/path/of/the/file), "
@@ -39,10 +40,10 @@ _HINT = (
 
 
 def open_store(settings: Settings) -> Store:
-    """Open the store of the pipeline, with its cache filled.
+    """Open the pipeline's store, with its cache filled.
 
-    What is missing is made (folder, file, tables, schema); tables of an older version are
-    migrated. Raises BadUri, StoreError (trying again may help) or StoreForeign.
+    Creates what is missing (folder, file, tables, schema), and migrates tables of an older version.
+    Raises BadUri, StoreError (trying again may help) or StoreForeign.
     """
     if (database := database_of(settings)) is not None:
         from walflow.stores.sql import SqlStore
@@ -62,19 +63,19 @@ def open_store(settings: Settings) -> Store:
     # Only what looks like the beginning of a URI is shown: the rest may be a secret.
     kind = re.match(r"([a-z][a-z0-9+]{0,20})://", uri)
     shown = f"{kind[1]}://…" if kind else "in store.uri"
-    raise BadUri(f"The store {shown} is of no known kind (known: {', '.join(_KNOWN)}).", hint=_HINT)
+    raise BadUri(f"The store {shown} is of no known kind (known: {', '.join(_KINDS)}).", hint=_HINT)
 
 
 def is_own_store(settings: Settings) -> bool:
-    """Whether the store is of the user's own making."""
+    """Whether the settings name a store of the user's own."""
     if settings.store.uri is None:
         return False
     kind = settings.store.uri.get_secret_value().strip().partition(":")[0]
-    return kind == PYTHON or (kind not in _KNOWN and installed(_GROUP, kind) is not None)
+    return kind == PYTHON or (kind not in _KINDS and installed(_GROUP, kind) is not None)
 
 
 def _own_store(uri: str, settings: Settings) -> Store | None:
-    """A store of the user's, for the pipeline of that name, with what it lacks."""
+    """A store of the user's own, for the pipeline of that name, with defaults for what it lacks."""
     from walflow.stores.own import check_calls, completed
 
     kind = uri.partition(":")[0]
@@ -89,7 +90,7 @@ def _own_store(uri: str, settings: Settings) -> Store | None:
 
 
 def state_file(settings: Settings) -> Path | None:
-    """The file that the store is; None if it is not one."""
+    """The store's file. None if the store is not a file."""
     if settings.store.uri is None:
         return settings.log_folder / STATE_FILE
     uri = settings.store.uri.get_secret_value().strip()
@@ -97,7 +98,7 @@ def state_file(settings: Settings) -> Path | None:
 
 
 def state_file_is_there(settings: Settings) -> bool:
-    """Whether the store is a file that is there; StoreError if that cannot be seen."""
+    """Whether the store is a file that exists. StoreError if that cannot be seen."""
     if (file := state_file(settings)) is None:
         return False
     try:
@@ -115,7 +116,8 @@ def state_file_is_there(settings: Settings) -> bool:
 
 
 def _file_of(uri: str) -> Path:
-    """As SQLAlchemy has it: three slashes and a relative path, or four and an absolute one."""
+    """The path as SQLAlchemy writes it: three slashes and a relative path, or four and an absolute
+    one."""
     parts = urlsplit(uri)
     path = unquote(parts.path[1:])
     if (
@@ -131,8 +133,8 @@ def _file_of(uri: str) -> Path:
 
 
 def database_of(settings: Settings) -> Database | None:
-    """The database that the store is in, as it is; None if it is in none. Of SQLite, makes the
-    folder of the file if it is missing."""
+    """The store's database, not migrated. None if the store is not in one. For SQLite, creates the
+    file's folder if it is missing."""
     if (file := state_file(settings)) is not None:
         from walflow.stores.sql_sqlite import SqliteDatabase
 

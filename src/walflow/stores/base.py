@@ -1,14 +1,13 @@
-"""What a store is: the memory of one pipeline.
+"""The contract of stores. A store holds the state of one pipeline.
 
-The small protocols say what each part keeps. A store of one's own needs those of ``BasicStore``;
-``Store`` is all that a pipeline uses, and ``walflow.stores.own`` has defaults for the rest.
+The small protocols describe the parts. A store of your own needs those of ``BasicStore``. A
+pipeline uses all of ``Store``; ``walflow.stores.own`` has defaults for the rest.
 
-A store is opened for one pipeline and never sees another's entries, wherever they are kept. Tables
-go by their oid in the source. Reads come from a cache that the ``load_…`` calls fill. Writes reach
-the persistent side first: what a write returned from survives the process. All calls may come from
-several threads.
-
-Leases and requests are for several processes, and so are never cached.
+A store is opened for one pipeline and never sees another pipeline's entries. Tables are identified
+by their oid in the source. Reads come from a cache, which the ``load_…`` calls fill. Writes reach
+the persistent side first: after a write has returned, its content survives the process. All calls
+may come from several threads. Leases and requests are shared by several processes, and so are never
+cached.
 """
 
 from __future__ import annotations
@@ -40,44 +39,47 @@ __all__ = [
 
 
 class SchemaStore(Protocol):
-    """The schemas that tables have had, each from a log position (its ``version``) on."""
+    """The schemas of tables, each from a log position (its ``version``) on."""
 
     def get_table_schema(self, table: int, at: Lsn | None = None) -> TableSchema | None:
-        """The newest schema; at a position: the one with the largest version not after it."""
+        """The newest schema. With a position: the one with the largest version that is not after
+        it."""
 
     def get_table_schemas(self) -> list[TableSchema]:
         """The newest schema of every table."""
 
     def load_table_schemas(self) -> int:
-        """Fill the cache anew; returns how many schemas there are."""
+        """Fill the cache again. Returns the number of schemas."""
 
     def store_table_schema(self, schema: TableSchema) -> None:
-        """Keep a schema; one of the same table and version is replaced."""
+        """Store a schema. It replaces one of the same table and version."""
 
 
 class StateStore(Protocol):
-    """Where tables stand, how they got there, and what the destination calls them."""
+    """The states of tables, their histories, and their names in the destination."""
 
     def get_table_replication_state(self, table: int) -> TableReplicationState | None: ...
 
     def get_table_replication_states(self) -> dict[int, TableReplicationState]: ...
 
     def load_table_replication_states(self) -> int:
-        """Fill the cache anew; returns how many tables there are."""
+        """Fill the cache again. Returns the number of tables."""
 
     def update_table_replication_state(self, table: int, state: TableReplicationState) -> None:
         """Make this the table's state.
 
-        A state with the same phase and ``since`` as the current one takes its place (progress is
-        not history); any other is added to the history.
+        A state with the same phase and ``since`` as the current one replaces it (progress is not
+        history). Any other state is added to the history.
         """
 
     def rollback_table_replication_state(self, table: int) -> TableReplicationState:
-        """Drop the current state, and return the one before, which is then the current one.
-        Raises NothingToRollBack, and changes nothing, if there is none before."""
+        """Remove the current state. The one before becomes the current one, and is returned.
+
+        If there is none before, raises NothingToRollBack and changes nothing.
+        """
 
     def get_table_mapping(self, table: int) -> TableName | None:
-        """The destination's name for the table."""
+        """The table's name in the destination."""
 
     def get_table_mappings(self) -> dict[int, TableName]: ...
 
@@ -88,11 +90,11 @@ class StateStore(Protocol):
 
 class CleanupStore(Protocol):
     def cleanup_table_state(self, table: int) -> None:
-        """Forget a table: states, history, schemas, mapping. Repeats safely."""
+        """Remove a table: states, history, schemas, mapping. Repeats safely."""
 
 
 class BasicStore(SchemaStore, StateStore, CleanupStore, Protocol):
-    """What a store of one's own must have."""
+    """The calls that a store of your own must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,62 +102,64 @@ class Holder:
     """A process that runs a pipeline, or tries to."""
 
     id: str
-    """Its own, never used again."""
+    """Unique: it is never used again."""
     host: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a running pipeline was doing when it last said so."""
+    """The status of a running pipeline, as it last reported it."""
 
     wal_end: Lsn
     log_end: Lsn
     applied: Lsn
-    """All up to here is in the destination, of every table that is followed."""
+    """Everything up to here is in the destination, for every followed table."""
     lag_seconds: float
     at: float
     """Unix time."""
     routed: Lsn = Lsn(0)
-    """The position of every table that is followed, but for those in ``behind``."""
+    """The position of every followed table, except those in ``behind``."""
     behind: Mapping[int, Lsn] = field(default_factory=dict)
-    """By oid, the positions of tables that are followed and that changes wait for."""
+    """By oid: the positions of followed tables that have changes waiting."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """How many were written since the start, by the destination's engine."""
+    """How many batches were written since the start, by the destination's engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     holder: Holder
     seconds_left: float
-    """By the store's own clock; 0 or less: it has run out, and anyone may take the pipeline."""
+    """By the store's own clock. 0 or less: it has run out, and any process may take the
+    pipeline."""
     report: Report | None = None
 
 
 class LeaseStore(Protocol):
-    """One process at a time runs a pipeline. A process that dies loses its lease by time.
+    """Only one process at a time runs a pipeline. A process that dies loses its lease after a
+    while.
 
-    Look and take in one step (one statement, one transaction with a lock, one script), by the
-    store's own clock: of several processes that ask at the same moment, exactly one gets it.
+    Check and take the lease in one step (one statement, one transaction with a lock, one script),
+    by the store's own clock: if several processes ask at the same moment, exactly one gets it.
     """
 
     def acquire_lease(self, holder: Holder, seconds: float) -> None:
-        """Take the pipeline, or keep it. Raises PipelineInUse, which names the holder, while
-        another's lease has not run out."""
+        """Take the lease, or renew it. Raises PipelineInUse, which names the holder, while another
+        process's lease has not run out."""
 
     def renew_lease(self, holder: Holder, seconds: float, report: Report | None = None) -> None:
-        """Raises LeaseLost if another process has taken the pipeline. A lease that ran out and
-        was taken by nobody is simply renewed."""
+        """Renew the lease. Raises LeaseLost if another process has taken the pipeline. A lease that
+        ran out and was not taken is simply renewed."""
 
     def release_lease(self, holder: Holder) -> None:
-        """Nothing if it is not this holder's. Repeats safely."""
+        """Release the lease. Does nothing if it is not this holder's. Repeats safely."""
 
     def get_lease(self) -> Lease | None:
-        """The lease, run out or not; None if it was released or never taken."""
+        """The lease, even if it has run out. None if it was released or never taken."""
 
 
 class Action(StrEnum):
-    """What an operator can ask of a pipeline for a table."""
+    """What an operator can request for a table."""
 
     RETRY = "retry"
     ROLLBACK = "rollback"
@@ -164,7 +168,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command asks of a pipeline that runs in another process."""
+    """A request of a command to a pipeline that runs in another process."""
 
     id: str
     table: TableName
@@ -172,7 +176,7 @@ class Request:
     asked: float
     """Unix time."""
     outcome: str | None = None
-    """What came of it, in words; None while it waits."""
+    """The result, in words. None while it waits."""
     refused: bool = False
 
     @classmethod
@@ -184,26 +188,27 @@ class RequestStore(Protocol):
     def put_request(self, request: Request) -> None: ...
 
     def open_requests(self) -> list[Request]:
-        """Those without an outcome, oldest first."""
+        """Requests without an outcome, oldest first."""
 
     def finish_request(self, id: str, outcome: str, *, refused: bool = False) -> None:
-        """Nothing if it is unknown. Finished requests may be forgotten after a day."""
+        """Store the outcome. Does nothing if the request is unknown. Finished requests may be
+        removed after a day."""
 
     def get_request(self, id: str) -> Request | None: ...
 
 
 class Store(BasicStore, LeaseStore, RequestStore, Protocol):
-    """All that a pipeline remembers."""
+    """All calls of a store that a pipeline uses."""
 
     def update_table_replication_states(self, states: Mapping[int, TableReplicationState]) -> None:
-        """``update_table_replication_state`` of several tables, all or none."""
+        """``update_table_replication_state`` for several tables, all or none."""
 
     def get_table_replication_history(self, table: int) -> list[TableReplicationState]:
-        """All states, the current one last; empty for an unknown table. Read from the persistent
-        side. A store may forget the oldest of more than a hundred."""
+        """All states, the current one last. Empty for an unknown table. Read from the persistent
+        side. A store may drop the oldest of more than a hundred."""
 
     def drop(self) -> None:
-        """Forget the pipeline: all of its entries, and nothing of any other's."""
+        """Remove all of this pipeline's entries, and no other's."""
 
     def close(self) -> None:
         """Repeats safely."""

@@ -1,12 +1,12 @@
-"""Getters that read a cache, writes that reach the persistent side first: once for all stores.
+"""A cache for reads, and writes that reach the persistent side first: the base of our stores.
 
-A store derives from ``CachedStore``, and says how entries are read and written where they last:
-``read_…``, ``write_…``, ``roll_back`` and ``forget_table``. What a ``Store`` has beside that, the
-derived class adds, or else defaults do (``walflow.stores.own``). What writes is called one at a
-time.
-The cache's dictionaries are replaced, never changed, so getters need no lock; a write and its
-place in the cache are one step, so that the cache never shows an older write last. A write that
-fails leaves the cache as it was.
+A store derives from ``CachedStore``, and implements how entries are read and written: ``read_…``,
+``write_…``, ``roll_back`` and ``forget_table``. The rest of ``Store`` comes from the derived class,
+or from defaults (``walflow.stores.own``).
+
+Writing calls come one at a time. The cache's dictionaries are replaced, never changed, so getters
+need no lock. A write and its place in the cache are one step, so that the cache never shows an
+older write last. A write that fails leaves the cache as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from walflow.states import TableReplicationState
 __all__ = ["HISTORY_LENGTH", "CachedStore"]
 
 HISTORY_LENGTH = 100
-"""How many states of a table are kept at least."""
+"""How many states of a table are stored at least."""
 
 
 class CachedStore(ABC):
@@ -34,7 +34,7 @@ class CachedStore(ABC):
         self._mappings: dict[int, TableName] = {}
 
     def load(self) -> None:
-        """Fill the whole cache anew."""
+        """Fill the whole cache again."""
         self.load_table_schemas()
         self.load_table_replication_states()
         self.load_table_mappings()
@@ -132,7 +132,7 @@ class CachedStore(ABC):
 
     @abstractmethod
     def write_schema(self, schema: TableSchema) -> None:
-        """Keep it; one of the same table and version is replaced."""
+        """Store it. It replaces one of the same table and version."""
 
     @abstractmethod
     def read_states(self) -> Mapping[int, TableReplicationState]:
@@ -140,27 +140,28 @@ class CachedStore(ABC):
 
     @abstractmethod
     def write_states(self, states: Mapping[int, TableReplicationState]) -> None:
-        """All or none. One with the phase and ``since`` of the current one takes its place, any
+        """All or none. A state with the phase and ``since`` of the current one replaces it. Any
         other is added to the table's history."""
 
     @abstractmethod
     def roll_back(self, table: int) -> TableReplicationState:
-        """Drop the current state and return the one before, or raise NothingToRollBack."""
+        """Remove the current state and return the one before, or raise NothingToRollBack."""
 
     @abstractmethod
     def read_mappings(self) -> Mapping[int, TableName]:
-        """The destination's names, by table."""
+        """The names in the destination, by table."""
 
     @abstractmethod
     def write_mapping(self, table: int, destination: TableName) -> None:
-        """Keep it in the place of a former one."""
+        """Store it in place of an earlier one."""
 
     @abstractmethod
     def forget_table(self, table: int) -> None:
         """Remove its schemas, states and mapping. Repeats safely."""
 
     def forget_pipeline(self) -> None:
-        """Remove all of this pipeline, its lease and requests too, and nothing of another's."""
+        """Remove all of this pipeline's entries, its lease and requests too, and no other
+        pipeline's."""
         self.load()
         for table in {*self._schemas, *self._states, *self._mappings}:
             self.forget_table(table)

@@ -1,4 +1,5 @@
-"""A store that lasts as long as the process: for tests, and for pipelines that need no memory."""
+"""A store that lasts as long as the process: for tests, and for pipelines that need no state
+afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["Memory", "MemoryStore"]
 
 @dataclass(slots=True)
 class _Entries:
-    """What is kept of one pipeline."""
+    """The entries of one pipeline."""
 
     histories: dict[int, list[TableReplicationState]] = field(default_factory=dict)
     schemas: dict[tuple[int, Lsn], TableSchema] = field(default_factory=dict)
@@ -30,14 +31,14 @@ class _Entries:
 
 
 class Memory:
-    """What stores of one process can share, as they would share a database."""
+    """What stores of one process share, like a database."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._pipelines: dict[str, _Entries] = {}
 
     def of(self, pipeline: str) -> _Entries:
-        """To be called, and its result used, under the lock."""
+        """Call this, and use its result, under the lock."""
         return self._pipelines.setdefault(pipeline, _Entries())
 
     def forget(self, pipeline: str) -> None:
@@ -45,7 +46,8 @@ class Memory:
 
 
 class MemoryStore(CachedStore):
-    """Stores over one ``Memory`` are like stores over one database; without it a store is alone."""
+    """Stores over one ``Memory`` are like stores over one database. Without one, a store shares
+    nothing."""
 
     def __init__(self, pipeline: str, shared: Memory | None = None) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class MemoryStore(CachedStore):
         return self._memory.of(self._pipeline)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is nothing to close."""
 
     # -- schemas, states, mappings ------------------------------------------------------------
 

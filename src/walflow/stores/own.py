@@ -1,8 +1,9 @@
-"""A store of the user's own: it must have the calls of BasicStore, and is given what it lacks.
+"""Stores of the user's own: BasicStore's calls are required, and defaults complete the rest.
 
-Leases are then kept in the folder of the pipeline's log, which tells processes of one machine
-apart. Requests are kept in memory: those of other processes do not arrive. A table's history is its
-current state. Of the calls for leases a store has all or none, and so of those for requests.
+The default lease is a file in the folder of the pipeline's log, so it only works on one machine.
+Default requests are in memory, so those of other processes do not arrive. The default history is a
+table's current state. A store has either all or none of the calls for leases, and likewise for
+requests.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["FolderLease", "calls_of", "check_calls", "completed", "missing_calls
 
 
 def check_calls(store: object) -> BasicStore:
-    """Raise ConfigError, which names the calls that are missing, unless it can be a store."""
+    """Raise ConfigError, which names the missing calls, unless the object has the required ones."""
     missing = missing_calls(store, BasicStore)
     for optional in (LeaseStore, RequestStore):
         lacking = missing_calls(store, optional)
@@ -51,7 +52,7 @@ def check_calls(store: object) -> BasicStore:
 
 
 def completed(store: BasicStore, pipeline: str, log_folder: Path) -> Store:
-    """The store, with defaults for what it lacks."""
+    """The store, with defaults for calls that it lacks."""
     if not missing_calls(store, Store):
         return cast("Store", store)
     leases = FolderLease(log_folder, pipeline)
@@ -61,18 +62,18 @@ def completed(store: BasicStore, pipeline: str, log_folder: Path) -> Store:
 
 
 def takes_requests(store: Store) -> bool:
-    """Whether what one process asks reaches another."""
+    """Whether requests from other processes reach this store."""
     return not (isinstance(store, _Completed) and missing_calls(store.parts[0], RequestStore))
 
 
 def calls_of(protocol: type) -> tuple[str, ...]:
-    """What a store with this part has."""
+    """The calls of one optional part."""
     parts = [part for part in protocol.__mro__ if getattr(part, "_is_protocol", False)]
     return tuple(name for part in parts for name in vars(part) if not name.startswith("_"))
 
 
 def missing_calls(store: object, protocol: type) -> list[str]:
-    """Those of the protocol that the store lacks."""
+    """The protocol's calls that the store lacks."""
     return [name for name in calls_of(protocol) if not callable(getattr(store, name, None))]
 
 
@@ -86,7 +87,7 @@ class _Completed:
 
 
 class _Defaults:
-    """What can be made of the calls that every store has."""
+    """Calls that can be built from the required ones."""
 
     def __init__(self, store: BasicStore) -> None:
         self._store = store
@@ -112,7 +113,7 @@ class _Defaults:
             self._store.cleanup_table_state(table)
 
     def close(self) -> None:
-        """It has nothing to close."""
+        """Does nothing: there is nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _Held:
 
 
 class FolderLease:
-    """The lease of a pipeline as a file in the folder of its log. Times are the machine's."""
+    """The lease of a pipeline as a file in the folder of its log. Times are this machine's."""
 
     def __init__(self, folder: Path, pipeline: str) -> None:
         self._path = folder / LEASE_FILE
@@ -167,7 +168,7 @@ class FolderLease:
 
     @contextmanager
     def _opened(self, mode: str) -> Iterator[IO[bytes]]:
-        """The file, of which nobody else has a hold meanwhile."""
+        """The file, locked against other processes."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open(mode) as file:
@@ -178,7 +179,8 @@ class FolderLease:
 
 
 def _read(file: IO[bytes]) -> _Held | None:
-    """None also for what a crash of the machine has torn: nobody holds it then."""
+    """The lease. None also for a file that a crash of the machine has torn: then nobody holds the
+    lease."""
     file.seek(0)
     try:
         return from_json(_Held, file.read())

@@ -1,7 +1,7 @@
-"""A store in Redis, 6.2 or newer, for pipelines whose machines come and go.
+"""A store in Redis, 6.2 or newer, for pipelines that move between machines.
 
-Everything is kept there, under keys that begin with ``<prefix><pipeline>:``. It is as durable as
-the server: an append-only file makes it survive the server's restart.
+All keys begin with ``<prefix><pipeline>:``. The store is as durable as the server: with an
+append-only file it survives the server's restart.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ _Value = TypeVar("_Value")
 
 
 class RedisStore(CachedStore):
-    """Cached reads, and writes that are one atomic script each.
-
-    Calls wait some seconds for a server that restarts, and raise StoreError if it stays away.
-    """
+    """Reads are cached, and each write is one atomic script. Calls wait some seconds for a server
+    that restarts, and raise StoreError if it stays away."""
 
     def __init__(self, uri: str, pipeline: str, prefix: str = "etl:") -> None:
-        """``uri`` as redis-py takes it: redis://, rediss:// (TLS) or unix://, options included."""
+        """``uri`` in redis-py's format: redis://, rediss:// (TLS) or unix://, with options."""
         super().__init__()
         self._pipeline = pipeline
         self._keys = scripts.Keys.of(prefix, pipeline)
@@ -203,6 +201,6 @@ def _ms(seconds: float) -> int:
 
 
 def _request(text: str) -> Request:
-    """With what came of it on a second line, once it is finished."""
+    """A request as text. A finished one has its outcome on a second line."""
     asked, _, came = text.partition("\n")
     return from_dict(Request, {**json.loads(asked), **(json.loads(came) if came else {})})

@@ -1,5 +1,5 @@
-"""The way to the Redis server: it is asked again while it is away for a moment, and what goes
-wrong becomes an error of ours, without the password."""
+"""The connection to the Redis server. Calls are tried again while the server is away for a moment,
+and errors become ours, without the password."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _log = structlog.get_logger(__name__)
 _Answer = TypeVar("_Answer")
 
 _OPEN_SECONDS = 1.0
-"""How long a server that was never reached is tried: a wrong address should be reported soon."""
+"""How long a server is tried that was never reached. A wrong address should be reported soon."""
 
 _PATIENCE_SECONDS = 5.0
-"""How long a server that was there is tried again: it restarts in this time."""
+"""How long a server is tried that was reached before. It restarts in this time."""
 
 _URI_HINT = (
     "A Redis store is redis://user:password@host:port/number, rediss://… for TLS, or "
@@ -55,7 +55,7 @@ _LOGIN_HINT = (
 
 
 class RedisConnection:
-    """A server, for many threads. What it is asked must repeat safely."""
+    """A server, for many threads. Commands must repeat safely."""
 
     def __init__(self, uri: str) -> None:
         """Raises StoreError within seconds if there is no server."""
@@ -80,8 +80,7 @@ class RedisConnection:
     def ask(
         self, question: Callable[[redis.Redis], _Answer], *, patience: float = _PATIENCE_SECONDS
     ) -> _Answer:
-        """The answer, asked for again while the server cannot be reached, until the patience (in
-        seconds) ends."""
+        """Return the answer. While the server cannot be reached, ask again for so many seconds."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
                 lambda error: (
@@ -99,11 +98,11 @@ class RedisConnection:
             self._fail(error)
 
     def run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
-        """What the script returns; a server that does not know it yet is taught it."""
+        """Return the script's result. A server that does not have the script yet gets it first."""
         return self.ask(lambda client: client.register_script(script)(keys, arguments))
 
     def read_together(self, *commands: Sequence[str]) -> list[Any]:
-        """The answers of several commands at one moment."""
+        """The answers of several commands, as of one moment."""
 
         def question(client: redis.Redis) -> list[Any]:
             transaction: Any
@@ -116,7 +115,7 @@ class RedisConnection:
         return self.ask(question)
 
     def warn_of_loss(self) -> None:
-        """Say so in the log if the server is set up to lose what it is given."""
+        """Warn if the server's configuration may lose what it stores."""
         try:
             settings = self.ask(_durability)
         except StoreError:

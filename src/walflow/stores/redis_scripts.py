@@ -1,7 +1,7 @@
-"""What the Redis store does on the server: each script is one atomic move.
+"""The Redis store's scripts. Each script is one atomic step on the server.
 
 Every script repeats safely, because the client sends it again when the answer was lost. Keys are
-declared, and all of a pipeline's are known by name, so that nothing has to be searched for.
+declared, and all keys of a pipeline have fixed names, so nothing has to be searched for.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 FORMAT = "2"
-"""How the entries are written. A store of another format is left alone."""
+"""The format of the entries. A store of another format is not touched."""
 
 FOREIGN = "WALFLOWFORMAT"
-"""What the error of a script begins with that found another format."""
+"""The prefix of a script's error that found another format."""
 
 _EARLIER_STATES = HISTORY_LENGTH - 1
 
 _REQUEST_SECONDS = 24 * 60 * 60
-"""How long what came of a request can be asked for."""
+"""How long the outcome of a request can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +45,27 @@ class Keys:
 
     format: str
     states: str
-    """Hash: a table's oid, its current state."""
+    """Hash: a table's oid to its current state."""
     history: str
-    """Hash: a table's oid, the states before the current one, a line each, the oldest first."""
+    """Hash: a table's oid to the states before the current one, one a line, oldest first."""
     rolled_back: str
-    """Hash: a table's oid, which call rolled it back last; until its next move."""
+    """Hash: a table's oid to the call that last rolled it back, until its next move."""
     schemas: str
-    """Hash: oid and version of a table's schema, the schema."""
+    """Hash: oid and version to a table's schema."""
     mappings: str
-    """Hash: a table's oid, its name in the destination."""
+    """Hash: a table's oid to its name in the destination."""
     lease: str
-    """Hash: the holder, until when (ms of the server's clock), and its report."""
+    """Hash: the holder, the end of its lease (ms of the server's clock), and its report."""
     requests: str
-    """Hash: the id, an open request."""
+    """Hash: id to an open request."""
     finished: str
-    """Hash: the id, a finished request and on a second line what came of it."""
+    """Hash: id to a finished request, with its outcome on a second line."""
     finished_at: str
     """Sorted set: ids of finished requests by time."""
 
     @classmethod
     def of(cls, prefix: str, pipeline: str) -> Self:
-        """Escaped, so that the pipelines ``a`` and ``a:b`` never meet."""
+        """Escaped, so that the keys of pipelines ``a`` and ``a:b`` never collide."""
         return cls(*(f"{prefix}{quote(pipeline, safe='')}:{name}" for name in cls.__slots__))
 
     @property
@@ -132,7 +132,8 @@ for i = 1, #ARGV, 2 do
 end
 """
 )
-"""A state begins with its phase and time; where these are the current one's it takes its place."""
+"""A state begins with its phase and time. If these are the current one's, it replaces the current
+one."""
 
 ROLL_BACK = (
     _CHECK
@@ -202,7 +203,8 @@ call('HSET', lease, 'id', ARGV[1], 'holder', ARGV[2],
 return false
 """
 )
-"""Returns who has it and for how long, or nothing. Another's report goes with its lease."""
+"""Returns the holder and the rest of its time, or nothing. Another holder's report goes with its
+lease."""
 
 RENEW_LEASE = (
     _CHECK
@@ -222,7 +224,7 @@ end
 return false
 """
 )
-"""Returns who has taken it (an empty text: it was released), or nothing."""
+"""Returns the process that has taken it (an empty text: it was released), or nothing."""
 
 RELEASE_LEASE = (
     _CHECK

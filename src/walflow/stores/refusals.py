@@ -1,4 +1,4 @@
-"""What stores say when they refuse: the same words in all of them."""
+"""The errors with which stores refuse a call, with the same words in all stores."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ _Record = TypeVar("_Record")
 
 
 class SqlStore(CachedStore, SqlLeases, SqlRequests):
-    """The part of a database that is one pipeline's. Every write is one transaction."""
+    """One pipeline's entries in a database. Every write is one transaction."""
 
     def __init__(self, database: Database, pipeline: str) -> None:
-        """Brings the database to this version and loads the cache. It is closed with the store,
-        or if this fails."""
+        """Migrates the database to this version and fills the cache. The database is closed with
+        the store, or if this fails."""
         super().__init__()
         self._db = database
         self._pipeline = pipeline
@@ -108,7 +108,7 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
             return self._decoded(TableReplicationState, newest[1].state)
 
     def _current(self, *columns: sa.Column[Any], tables: list[int] | None = None) -> sa.Select[Any]:
-        """Those columns of the current state of all tables, or of these."""
+        """These columns of the current states of all tables, or of these tables."""
         asked = [states.c.pipeline == self._pipeline]
         if tables is not None:
             asked.append(states.c.table_oid.in_(tables))
@@ -168,23 +168,23 @@ class SqlStore(CachedStore, SqlLeases, SqlRequests):
     def forget_table(self, table: int) -> None:
         with self._db.writing("forget a table") as connection:
             self._db.lock(connection, self._pipeline)
-            for kept in (states, schemas, mappings):
-                connection.execute(sa.delete(kept).where(*self._of(kept, table)))
+            for stored in (states, schemas, mappings):
+                connection.execute(sa.delete(stored).where(*self._of(stored, table)))
 
     def forget_pipeline(self) -> None:
         with self._db.writing("forget the pipeline") as connection:
             self._db.lock(connection, self._pipeline)
-            for kept in ALL:
-                connection.execute(sa.delete(kept).where(kept.c.pipeline == self._pipeline))
+            for stored in ALL:
+                connection.execute(sa.delete(stored).where(stored.c.pipeline == self._pipeline))
 
     # -- rows ---------------------------------------------------------------------------------
 
-    def _of(self, kept: sa.Table, table: int) -> tuple[sa.ColumnElement[bool], ...]:
-        return kept.c.pipeline == self._pipeline, kept.c.table_oid == table
+    def _of(self, stored: sa.Table, table: int) -> tuple[sa.ColumnElement[bool], ...]:
+        return stored.c.pipeline == self._pipeline, stored.c.table_oid == table
 
-    def _put(self, kept: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
+    def _put(self, stored: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
         key = {"pipeline": self._pipeline, **key}
-        insert = self._db.insert(kept).values(**key, **values)
+        insert = self._db.insert(stored).values(**key, **values)
         with self._db.writing("keep a table's schema or mapping") as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values))
 
@@ -211,7 +211,7 @@ def _state_row(pipeline: str, table: int, state: TableReplicationState) -> dict[
 
 
 def _number(current: sa.Row[Any] | None, row: Mapping[str, Any]) -> int:
-    """The state's place in its history: the current one's, or the next."""
+    """The state's number in its history: the current one's, or the next."""
     if current is None:
         return 1
     same = (current.phase, current.since) == (row["phase"], row["since"])

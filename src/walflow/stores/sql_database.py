@@ -1,4 +1,4 @@
-"""A database that a store can live in: what SQLite and Postgres do each in their own way."""
+"""The base of databases that can hold a store, with what differs between SQLite and Postgres."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ __all__ = ["Database"]
 
 
 class Database(ABC):
-    """Transactions on an engine. Errors of the database come out as ours, without secrets."""
+    """Transactions on an engine. The database's errors become ours, without secrets."""
 
     clock: sa.ColumnElement[float]
-    """The database's own time in seconds, read when the row that it is compared to is locked."""
+    """The database's own time in seconds. It is read while the row is locked that it is compared
+    with."""
 
     def __init__(self, engine: sa.Engine, where: str, schema: str | None = None) -> None:
-        """``where`` is how messages name it. ``schema`` is the one that the tables are in."""
+        """``where``: the database's name in messages. ``schema``: the schema of the tables."""
         self.where = where
         self.schema = schema
         self._engine = engine
@@ -36,7 +37,8 @@ class Database(ABC):
 
     @contextmanager
     def writing(self, doing: str) -> Iterator[sa.Connection]:
-        """A transaction that lasts, even through a power loss, if the block ends without error."""
+        """A transaction that is durable, even after a power loss, if the block ends without
+        error."""
         with self._transaction(self._writing_engine(), doing) as connection:
             yield connection
 
@@ -64,16 +66,16 @@ class Database(ABC):
 
     @abstractmethod
     def error(self, cause: str, doing: str) -> StoreError:
-        """What the driver's message means."""
+        """The error for the driver's message."""
 
     @abstractmethod
     def insert(self, table: sa.Table) -> Any:
-        """An INSERT that knows ON CONFLICT."""
+        """An INSERT that supports ON CONFLICT."""
 
     @abstractmethod
     def lock(self, connection: sa.Connection, name: str) -> None:
-        """Let other transactions that write under this name wait until this one has ended."""
+        """Make other transactions that use this name wait until this one has ended."""
 
     @abstractmethod
     def make_schema(self, connection: sa.Connection) -> None:
-        """Make the place for the tables, if it is missing."""
+        """Create the schema or folder for the tables, if it is missing."""

@@ -1,4 +1,4 @@
-"""Leases and requests in a database: never cached, each call one transaction."""
+"""Leases and requests in a database. They are never cached, and each call is one transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from walflow.stores.sql_tables import leases, requests
 __all__ = ["SqlLeases", "SqlRequests"]
 
 _REMEMBERED_SECONDS = 86_400.0
-"""How long a finished request can be looked up."""
+"""How long a finished request can be read."""
 
 
 class SqlLeases:

@@ -1,4 +1,4 @@
-"""Postgres: a store that several machines share, in a schema of its own."""
+"""A store in Postgres, in a schema of its own, for several machines."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _URI_HINT = (
 
 
 class PostgresDatabase(Database):
-    """A schema of a Postgres database. Connections that the server ended are made anew."""
+    """A schema of a Postgres database. Connections that the server ended are replaced."""
 
     clock = sa.literal_column("extract(epoch FROM clock_timestamp())::float8", sa.Double)
 
     def __init__(self, uri: str, schema: str) -> None:
-        """Connects when it is first used."""
+        """Connects at its first use."""
         given = _parse(uri)
-        wanted = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+        options = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
         self._user = str(given.get("user") or "the_role")
         self._database = str(given.get("dbname") or self._user)
         self._password = str(given.get("password") or "")
 
         def connect() -> psycopg.Connection[tuple[Any, ...]]:
-            with in_files(wanted) as parameters:
+            with in_files(options) as parameters:
                 # Prepared statements would not survive a transaction pooler between us and the
                 # server.
                 return psycopg.connect(make_conninfo("", **parameters), prepare_threshold=None)

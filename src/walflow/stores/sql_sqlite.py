@@ -1,4 +1,4 @@
-"""SQLite: the store that needs no server. One file, used by several threads and processes."""
+"""A store in SQLite, which needs no server: one file, for several threads and processes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _MEANINGS: tuple[tuple[str, type[StoreError], str], ...] = (
 
 
 class SqliteDatabase(Database):
-    """A file in WAL mode, so that who reads it never waits for the one that writes."""
+    """A file in WAL mode, so that readers never wait for a writer."""
 
     # Of this machine, in milliseconds; a writer holds the lock before it asks.
     clock = sa.literal_column("((julianday('now') - 2440587.5) * 86400.0)", sa.Double)
 
     def __init__(self, path: Path) -> None:
-        """Makes the file and its folder if they are missing."""
+        """Creates the file and its folder if they are missing."""
         engine = sa.create_engine(
             sa.URL.create("sqlite", database=str(path)),
             # SQLAlchemy's own events begin transactions, not the driver.
@@ -85,10 +85,10 @@ class SqliteDatabase(Database):
         return sqlite.insert(table)
 
     def lock(self, connection: sa.Connection, name: str) -> None:
-        """A transaction that writes has the whole file for itself."""
+        """A transaction that writes locks the whole file."""
 
     def make_schema(self, connection: sa.Connection) -> None:
-        """The file is the place."""
+        """Does nothing: the file is enough."""
 
 
 def _prepare(driver: sqlite3.Connection, _record: object) -> None:

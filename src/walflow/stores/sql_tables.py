@@ -111,10 +111,9 @@ _alembic = threading.Lock()
 
 
 def migrate(database: Database) -> None:
-    """Make or change the tables, once, however many open the database at the same time.
-
-    All or nothing. Raises StoreForeign if another walflow, or something else, made them.
-    """
+    """Create or migrate the tables, once, even if many processes open the database at the same
+    time. All or nothing. Raises StoreForeign if another version of walflow, or something else,
+    created them."""
     with database.reading("be opened") as connection:
         if _version(database, connection) == HEAD:
             return
@@ -130,14 +129,14 @@ def migrate(database: Database) -> None:
 
 
 def is_current(database: Database) -> bool | None:
-    """Whether its tables are of this version; None if there are none. Changes nothing."""
+    """Whether the tables are of this version. None if there are none. Changes nothing."""
     with database.reading("be opened") as connection:
         version = _version(database, connection)
     return None if version is None else version == HEAD
 
 
 def try_making(database: Database) -> None:
-    """Make the tables where there are none, and take it back. Raises what ``migrate`` does."""
+    """Create the tables if there are none, and roll back. Raises the errors of ``migrate``."""
     with _alembic, database.writing("make its tables") as connection:
         database.lock(connection, "migration")
         _refuse_strangers(database, connection)
@@ -147,7 +146,7 @@ def try_making(database: Database) -> None:
 
 
 def _version(database: Database, connection: sa.Connection) -> str | None:
-    """The revision that the tables are of; None if there are none."""
+    """The tables' revision. None if there are no tables."""
     if not sa.inspect(connection).has_table(VERSION_TABLE, schema=database.schema):
         return None
     table = sa.table(VERSION_TABLE, sa.column("version_num"), schema=database.schema)

@@ -1,4 +1,4 @@
-"""What tests of pipelines need: servers, the contracts of stores and destinations, and faults."""
+"""Tools for tests of pipelines: servers, the contracts of stores and destinations, and faults."""
 
 from __future__ import annotations
 

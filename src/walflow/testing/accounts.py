@@ -1,4 +1,4 @@
-"""The account that a server runs as when we are root, which Postgres refuses to be."""
+"""The account that a server runs as when we are root: Postgres refuses to run as root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["as_account", "check_reachable", "may_enter", "server_account"]
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """None: our own."""
+    """None: our own account."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -29,7 +29,7 @@ def server_account() -> pwd.struct_passwd | None:
 
 
 def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
-    """What makes ``subprocess`` run a program under the account."""
+    """The arguments with which ``subprocess`` runs a program under the account."""
     if account is None:
         return {}
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
@@ -44,7 +44,7 @@ def may_enter(account: pwd.struct_passwd, path: Path) -> bool:
 
 
 def check_reachable(account: pwd.struct_passwd | None, folder: Path) -> None:
-    """Raise ConfigError with what to do if the account cannot get to the folder."""
+    """Raise ConfigError, with a hint, if the account cannot enter the folder."""
     if account is None or may_enter(account, folder):
         return
     way = [*reversed(folder.absolute().parents), folder]

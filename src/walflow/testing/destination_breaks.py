@@ -1,11 +1,11 @@
-"""The part of the contract of destinations that is about ends in the middle: calls that break off,
-and processes that are started again.
+"""The part of the destinations' contract about interruptions: calls that are broken off, and
+restarts.
 
 It is used through ``walflow.testing.destinations.DestinationContract``, which has the fixtures.
 
-How a call is broken off depends on what it is given. Batches and sequences of changes raise when
-they are read that far, at each place in turn. Spark is given files of which one cannot be read.
-And the position of the changes raises when it is asked for after the changes.
+How a call is broken off depends on its arguments. Iterators of batches and changes raise when they
+are read up to a place, at each place in turn. Spark gets files of which one is unreadable. And the
+position of the changes raises when it is asked for after the changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Reopen = Callable[[], Any]
 
 _BATCH_ROWS = 3
 _PIECES = 2
-"""How many files changes come in to a destination that reads files."""
+"""How many files changes come in, for a destination that reads files."""
 
 _STORIES: Mapping[str, tuple[Callable[[Path], Source], Callable[[Source], None]]] = {
     "keyed": (keyed_source, tell_keyed_story),
@@ -51,14 +51,14 @@ _STORIES: Mapping[str, tuple[Callable[[Path], Source], Callable[[Source], None]]
 
 
 class BrokenOff(DestinationError):
-    """What is raised in the middle of a call."""
+    """Raised in the middle of a call."""
 
 
 class RestartContract:
-    """Wherever a call ends, the position that is kept and the rows belong together."""
+    """Wherever a call ends, the stored position and the rows must belong together."""
 
     persistent: ClassVar[bool] = True
-    """False for a destination that forgets its tables when it ends: it is not opened again."""
+    """False for a destination that loses its tables when it ends: it is not opened again."""
 
     @pytest.mark.parametrize("story", list(_STORIES))
     @pytest.mark.parametrize("then", ["tried_again", "restarted"])
@@ -84,7 +84,7 @@ class RestartContract:
             place.strike(destination, changes)
             if reopen is not None:
                 destination = reopen()
-            with _told(place):
+            with _naming_break(place):
                 left = _left(adapted(destination), changes, copied.position)
                 if place.heals and left is not None:
                     place.apply(destination, left)
@@ -111,7 +111,7 @@ class RestartContract:
             place.strike_copy(destination, copied)
             if reopen is not None:
                 destination = reopen()
-            with _told(place):
+            with _naming_break(place):
                 _check_no_half_copy(destination, source, check)
         adapted(destination).copy(copied)
         check(source)
@@ -150,8 +150,8 @@ class RestartContract:
 
 
 def _left(destination: Destination, changes: TableChanges, at_least: Lsn) -> TableChanges | None:
-    """What a pipeline would bring next: the changes since the position that the destination has
-    for the table, or all of them if it keeps none. None: nothing, for it has them all."""
+    """What a pipeline would send next: the changes since the position that the destination has for
+    the table, or all of them if it stores none. None: nothing, because it has them all."""
     if not destination.capabilities.keeps_position:
         return changes
     position = destination.applied(changes.schema)
@@ -164,8 +164,8 @@ def _left(destination: Destination, changes: TableChanges, at_least: Lsn) -> Tab
 
 
 def _check_no_half_copy(destination: Any, source: Source, check: Callable[[Source], None]) -> None:
-    """After a copy that broke off, there is no position; or, where the copy takes the place of the
-    former table in one step, that table is still there as it was."""
+    """After an interrupted copy, the table has no position; or, if copies replace the former table
+    in one step, that table is unchanged."""
     called = adapted(destination)
     if not called.capabilities.keeps_position:
         return
@@ -177,8 +177,8 @@ def _check_no_half_copy(destination: Any, source: Source, check: Callable[[Sourc
 
 
 @contextmanager
-def _told(place: _Place) -> Iterator[None]:
-    """What fails in the block says where it was broken off."""
+def _naming_break(place: _Place) -> Iterator[None]:
+    """Errors in the block say where the call was broken off."""
     try:
         yield
     except Exception as error:
@@ -190,14 +190,14 @@ def _told(place: _Place) -> Iterator[None]:
 
 
 class _Place:
-    """A place in the middle of a call. This one: the position is asked for after the changes."""
+    """A place in the middle of a call. This one: the position is read after the changes."""
 
     heals = True
-    """Whether the rest is written after it, and looked at."""
+    """Whether the rest is written afterwards, and checked."""
 
     def __init__(self, *, anew: bool = True) -> None:
         self.anew = anew
-        """Whether the table is to be copied before it."""
+        """Whether the table must be copied first."""
 
     def __str__(self) -> str:
         return "a call that was broken off where it asked for the position, after the changes"
@@ -225,7 +225,7 @@ class _Place:
 
 
 class _LateChanges(TableChanges):
-    """Whose span cannot be had any more once its rows were asked for."""
+    """A span that raises once the rows were read."""
 
     taken = struck = False
 
@@ -239,8 +239,8 @@ class _LateChanges(TableChanges):
 
 
 class _FilePlace(_Place):
-    """A file that cannot be read. Nothing may have happened then: what is left is written after
-    the last of all places, for each job of Spark's takes its time."""
+    """An unreadable file. Nothing may have been written then. The rest is written only after the
+    last of all places, because each of Spark's jobs takes time."""
 
     heals = False
 
@@ -264,7 +264,7 @@ class _FilePlace(_Place):
 
 @contextmanager
 def _unreadable(file: Path) -> Iterator[None]:
-    """Its footer is as it was: it is seen only where the rows are read."""
+    """Its footer is intact: it fails only where rows are read."""
     whole = file.read_bytes()
     footer = 8 + int.from_bytes(whole[-8:-4], "little")
     file.write_bytes(whole[:4] + b"\xff" * (len(whole) - footer - 4) + whole[-footer:])
@@ -275,8 +275,8 @@ def _unreadable(file: Path) -> Iterator[None]:
 
 
 class _RowPlace(_Place):
-    """A row of the copy or of the changes, before which what brings it raises. Rows come from
-    memory: a job of Spark's for each place would take minutes."""
+    """A row of the copy or of the changes, before which the iterator raises. Rows come from memory:
+    a Spark job for each place would take minutes."""
 
     def __init__(self, copied: pa.Table, changes: pa.Table, row: int) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class _RowPlace(_Place):
 
     @contextmanager
     def _feeding(self, destination: Any, rows: pa.Table, at: int | None = None) -> Iterator[None]:
-        """The destination is brought these rows, but none from this one on."""
+        """The destination gets these rows, but none from this one on."""
         handed = 0
 
         def batches(frame: object, size: int, **_: object) -> Iterator[pa.RecordBatch]:
@@ -403,7 +403,7 @@ def _collected(batches: Iterator[pa.RecordBatch]) -> pa.Table:
 
 
 def tell_unchecked(config: pytest.Config, text: str) -> None:
-    """Say at the end of the run, whatever its options are, that something was not checked."""
+    """Report at the end of the run, whatever its options are, that something was not checked."""
     plugins = config.pluginmanager
     told = plugins.get_plugin(_Unchecked.__name__)
     if told is None:
@@ -413,7 +413,7 @@ def tell_unchecked(config: pytest.Config, text: str) -> None:
 
 
 class _Unchecked:
-    """A plugin of pytest's that is there if a contract was not checked as a whole."""
+    """A pytest plugin that exists if a contract was not fully checked."""
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}

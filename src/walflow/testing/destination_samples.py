@@ -1,4 +1,4 @@
-"""Tables, rows and stories with everything in them that a destination must not get wrong."""
+"""Tables, rows and stories with everything that a destination must get right."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALL_TYPES = {
     "ints": "array<int>",
     "texts": "array<string>",
 }
-"""Every type that a column of Postgres's can become."""
+"""Every type that a column of Postgres can become."""
 
 _NOON = datetime.datetime(2026, 11, 15, 12, 0, 0, 123456)
 
@@ -49,13 +49,13 @@ _numbers = itertools.count(1)
 
 
 def source_of(columns: Mapping[str, str], key: Sequence[str], folder: Path) -> Source:
-    """A table of a name that no other has had."""
+    """A table with a new name."""
     name = f"t{next(_numbers)}_{uuid.uuid4().hex[:8]}"
     return Source(make_schema(columns, key, name, "contract"), folder)
 
 
 def keyed_source(folder: Path) -> Source:
-    """Rows 1 to 6 of a table with a key; ``big`` stands for what Postgres may leave out."""
+    """Rows 1 to 6 of a table with a key. ``big`` is the column that Postgres may leave out."""
     source = source_of({"id": "bigint", "v": "string", "big": "string"}, ["id"], folder)
     with source.transaction():
         for number in range(1, 7):
@@ -64,7 +64,7 @@ def keyed_source(folder: Path) -> Source:
 
 
 def keyless_source(folder: Path) -> Source:
-    """Rows of a table without a key, some of them twice and thrice."""
+    """Rows of a table without a key, some of them twice or three times."""
     source = source_of({"a": "int", "b": "string"}, [], folder)
     with source.transaction():
         for a in (1, 1, 1, 2, 2, 3):
@@ -73,7 +73,7 @@ def keyless_source(folder: Path) -> Source:
 
 
 def tell_keyed_story(source: Source) -> None:
-    """What can happen to rows with a key, where the order of it counts."""
+    """Changes of rows with a key, in an order that matters."""
     with source.transaction():
         source.insert(id=7, v="new", big="large 7")
         for text in ("one", "two", "three"):
@@ -95,7 +95,7 @@ def tell_keyed_story(source: Source) -> None:
 
 
 def tell_truncate_story(source: Source) -> None:
-    """A truncate in the middle of a batch, and a row whose key moves after it."""
+    """A truncate in the middle of a batch, and afterwards a row whose key changes."""
     with source.transaction():
         source.insert(id=100, v="goes", big=None)
         source.truncate()
@@ -105,7 +105,7 @@ def tell_truncate_story(source: Source) -> None:
 
 
 def tell_keyless_story(source: Source) -> None:
-    """Of rows that are alike, one at a time changes or goes."""
+    """Of equal rows, one at a time is changed or deleted."""
     with source.transaction():
         source.delete(source.find(a=1))
         source.update(source.find(a=2), b="other")
@@ -115,7 +115,8 @@ def tell_keyless_story(source: Source) -> None:
 
 
 def tell_types(source: Source, first: int) -> None:
-    """Three rows: with something in every column, with nothing, and with the last of each."""
+    """Three rows: with a value in every column, with nulls, and with the largest value of each
+    type."""
     forever = datetime.date(9999, 12, 31)
     with source.transaction():
         source.insert(

@@ -90,7 +90,7 @@ class DestinationContract(RestartContract):
     ``read_rows`` and ``reopen``."""
 
     keeps_exact = False
-    """Whether ``read_rows`` gives Postgres's own text of values that a column cannot hold."""
+    """Whether ``read_rows`` returns Postgres's own text of values that a column cannot hold."""
 
     @pytest.fixture
     def destination(self) -> Any:
@@ -188,8 +188,8 @@ class DestinationContract(RestartContract):
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
-        """As after a resync whose copy was read before: what was here goes, and so does what was
-        kept to tell that it was here."""
+        """A resync with a copy that was read earlier: existing rows go, and so does what shows that
+        changes were applied already."""
         source = keyed_source(tmp_path)
         called, copied = adapted(destination), source.copy(spark)
         tell_keyed_story(source)
@@ -291,7 +291,7 @@ class DestinationContract(RestartContract):
         check: Callable[[Source], None],
         tmp_path: Path,
     ) -> None:
-        """As after a crash: nobody remembers how far it was, and more has been received."""
+        """As after a crash: the last position is forgotten, and more has been received."""
         source = keyed_source(tmp_path)
         adapted(destination).copy(source.copy(spark))
         tell_keyed_story(source)
@@ -351,7 +351,7 @@ class DestinationContract(RestartContract):
 
 
 def joined(first: TableChanges, second: TableChanges) -> TableChanges:
-    """Two batches of one table that follow each other, as one."""
+    """Two consecutive batches of one table, as one."""
     return replace(
         second,
         files=first.files + second.files,
@@ -361,7 +361,7 @@ def joined(first: TableChanges, second: TableChanges) -> TableChanges:
 
 
 def follow(destination: Destination, way: Evolution) -> bool:
-    """Whether the destination's table has the other schema now; otherwise it is to be copied."""
+    """Whether the destination's table has the other schema now. Otherwise it has to be copied."""
     if not destination.capabilities.evolves:
         return False
     try:
@@ -374,7 +374,7 @@ def follow(destination: Destination, way: Evolution) -> bool:
 
 @contextmanager
 def breaking_in_the_middle(destination: ArrowDestination, action: str) -> Iterator[None]:
-    """Rounds come in small batches, and the second of these fails, or its answer gets lost."""
+    """A batch arrives in small pieces, and the second of these fails, or its answer is lost."""
     numbers = itertools.count(1)
     write = destination.write_change_batch
 
@@ -394,7 +394,7 @@ def breaking_in_the_middle(destination: ArrowDestination, action: str) -> Iterat
 
 def assert_equal(stored: Sequence[Row], source: Source, *, exact: bool = False) -> None:
     """Whether both have the same rows, in any order: the same values of the same types, whatever
-    their notation (digits behind the point, zone). ``exact``: with the same exact texts."""
+    their notation (digits after the point, zone). ``exact``: with the same overflow texts."""
     names = source.schema.column_names
     assert_same(
         [{name: _plain(row[name], exact) for name in names} for row in stored],
@@ -403,7 +403,7 @@ def assert_equal(stored: Sequence[Row], source: Source, *, exact: bool = False) 
 
 
 def _plain(value: Any, exact: bool) -> Any:
-    """What has a ``repr`` that only the same value of the same type has."""
+    """An object whose ``repr`` is equal only for the same value of the same type."""
     match value:
         case Inexact():
             near = _plain(value.near, exact)

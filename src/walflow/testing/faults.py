@@ -1,4 +1,4 @@
-"""Faults on purpose: destinations that fail by a script, and places in walflow that do."""
+"""Faults on purpose: destinations that fail by a script, and places in walflow that fail."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["FaultyDestination", "failpoints"]
 
 
 class FaultyDestination:
-    """A destination that fails by a script, and otherwise does what the one inside does.
+    """A destination that fails by a script, and otherwise does what the inner one does.
 
     ``FaultyDestination(inner, "write_events@2=lost; truncate_table[public.t]=fail")``: at every
-    call, at the second only (``@2``), of one table only (``[public.t]``). ``fail``: nothing is
-    done, and DestinationError is raised. ``lost``: it is done, and DestinationError is raised, as
-    if the answer had got lost. ``sleep:s`` waits first. It offers what the one inside offers:
-    also the calls that are optional.
+    call, only at the second (``@2``), only for one table (``[public.t]``). ``fail``: nothing is
+    done, and DestinationError is raised. ``lost``: the call is done, and DestinationError is
+    raised, as if the answer was lost. ``sleep:s`` waits first. It has the same optional calls as
+    the inner one.
     """
 
     if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FaultyDestination:
     def __init__(self, inner: Any, script: str = "") -> None:
         self.inner = inner
         self.calls: list[tuple[str, TableName | None]] = []
-        """What was called, and for which table."""
+        """The calls so far, and their tables."""
         self._faults: list[ScriptedFault] = []
         self._lock = threading.Lock()
         self.script(script)
@@ -55,7 +55,7 @@ class FaultyDestination:
         return name
 
     def script(self, text: str) -> None:
-        """Fail by this script from now on; an empty one ends all faults."""
+        """Fail by this script from now on. An empty one ends all faults."""
         faults = parse_faults(text, "The script of faults", ("fail", "lost", "sleep"))
         with self._lock:
             self._faults = faults
@@ -91,7 +91,7 @@ def _table_of(args: tuple[Any, ...]) -> TableName | None:
 
 @contextmanager
 def failpoints(text: str) -> Iterator[None]:
-    """Have walflow itself fail at these places while the block runs: see walflow.failpoints."""
+    """Make walflow itself fail at these places while the block runs: see walflow.failpoints."""
     set_failpoints(text)
     try:
         yield

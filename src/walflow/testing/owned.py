@@ -1,4 +1,4 @@
-"""Servers that do not outlive the process that started them; on Linux not even if it is killed."""
+"""Servers that end with the process that started them; on Linux even if it is killed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ os.execv(sys.argv[5], sys.argv[5:])
 
 class OwnedServer(ABC):
     """A server on a port of 127.0.0.1, with a folder of its own. It ends with the ``with`` block,
-    and when the owning process dies; later starts find its data and its port again."""
+    and when the owning process dies. Later starts use its data and its port again."""
 
     _port_taken: ClassVar[str]
-    """What its log says if somebody else has the port."""
+    """The text in its log if something else uses the port."""
     _orderly: ClassVar[Sequence[signal.Signals]]
-    """What ends it, each after a while in which the one before has not."""
+    """The signals that end it, each sent if the one before has not worked after a while."""
     _at_once: ClassVar[signal.Signals]
-    """What ends it as a crash would."""
+    """The signal that ends it like a crash."""
     _stop_seconds: ClassVar[float]
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class OwnedServer(ABC):
         self.remove()
 
     def start(self) -> None:
-        """Start the server and wait until it answers; nothing if it runs."""
+        """Start the server and wait until it answers. Does nothing if it runs."""
         if self.running:
             return
         fresh = self.port == 0
@@ -91,11 +91,11 @@ class OwnedServer(ABC):
         raise self._not_started(tail)
 
     def stop(self) -> None:
-        """Stop the server in order; its data stay for another ``start()``."""
+        """Stop the server in order. Its data stay for another ``start()``."""
         self._end(*self._orderly)
 
     def crash(self) -> None:
-        """End the server at once, as a power cut would; ``start()`` recovers."""
+        """End the server at once, like a power cut. ``start()`` recovers its data."""
         self._end(self._at_once)
 
     def restart(self) -> None:
@@ -128,11 +128,11 @@ class OwnedServer(ABC):
 
     @abstractmethod
     def _make_folder(self) -> None:
-        """Make the folder, with what the server needs to find there."""
+        """Create the folder with the files that the server needs."""
 
     @abstractmethod
     def _launch(self) -> bool:
-        """Start the server with ``_run`` on its port; whether it answered in time."""
+        """Start the server with ``_run`` on its port. Returns whether it answered in time."""
 
     @abstractmethod
     def _not_started(self, log_tail: str) -> Exception: ...
@@ -181,7 +181,7 @@ class OwnedServer(ABC):
             raise failure[0]
 
     def _end(self, *numbers: signal.Signals) -> None:
-        """Send one signal after the other, while it has not ended; at the very last, kill it."""
+        """Send one signal after the other until it has ended; at last, kill it."""
         process = self._process
         for number in (*numbers, signal.SIGKILL):
             if process is None or process.poll() is not None:

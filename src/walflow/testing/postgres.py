@@ -1,8 +1,8 @@
 """A real Postgres in a temporary folder, for tests, the demo and benchmarks.
 
-It listens on a free port of 127.0.0.1 only, logs what logical replication needs, and goes when
-its owner goes: at ``stop()``, at the end of the ``with`` block, and when the owning process dies
-in any way (on Linux even by ``kill -9``).
+It listens on a free port of 127.0.0.1 only, with wal_level = logical, and ends with its owner: at
+``stop()``, at the end of the ``with`` block, and when the owning process dies in any way (on Linux
+even by ``kill -9``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _START_SECONDS = 60.0
 
 
 class EmbeddedPostgres(OwnedServer):
-    """One server. ``start()`` makes the cluster the first time; later starts find it again."""
+    """One server. The first ``start()`` creates the cluster. Later ones use it again."""
 
     _port_taken = "could not bind"
     # Fast, then immediate.
@@ -120,7 +120,7 @@ class EmbeddedPostgres(OwnedServer):
 
     @property
     def can_tls(self) -> bool:
-        """Whether this build has OpenSSL in it (the wheel's builds do not)."""
+        """Whether this build has OpenSSL (the wheel's builds do not)."""
         return b"SSL_CTX_new" in (self._source_binaries / "postgres").read_bytes()
 
     @property
@@ -235,7 +235,7 @@ class EmbeddedPostgres(OwnedServer):
             os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
     def _reachable_binaries(self) -> Path:
-        """The bin folder, or a copy where the server's account cannot get at it."""
+        """The bin folder, or a copy of it if the server's account cannot enter it."""
         if self._account is None or may_enter(self._account, self._source_binaries / "postgres"):
             return self._source_binaries
         copy = self._folder / "install"

@@ -1,8 +1,8 @@
-"""Where the programs of a Postgres are on this machine.
+"""Finds the Postgres programs on this machine.
 
-Looked at in this order: ``WALFLOW_PG_BIN`` (a bin folder), the wheel behind
-``pip install 'walflow[postgres]'``, Debian's folders, and the cache that
-``tests/fetch_postgres.py`` fills. The first that has a version is taken for it.
+Searches in this order: ``WALFLOW_PG_BIN`` (a bin folder), the wheel of ``pip install
+'walflow[postgres]'``, Debian's folders, and the cache that ``tests/fetch_postgres.py`` fills. The
+first place that has a version is used for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def major_version(binaries: Path) -> int:
 
 
 def available_versions() -> dict[int, Path]:
-    """Major versions that can be started here, each with its bin folder, oldest first."""
+    """The major versions that can be started here, each with its bin folder, oldest first."""
     found: dict[int, Path] = {}
     for binaries in _candidates():
         found.setdefault(major_version(binaries), binaries)
@@ -60,7 +60,8 @@ def available_versions() -> dict[int, Path]:
 
 
 def find_binaries(version: int | None = None) -> Path:
-    """The bin folder of this major version; of the named one, else of the newest, if None."""
+    """The bin folder of this major version. None: of the version in WALFLOW_PG_BIN, otherwise of
+    the newest."""
     named = os.environ.get("WALFLOW_PG_BIN")
     if named and version is None:
         return Path(named)

@@ -57,7 +57,7 @@ def find_redis_server() -> Path:
 
 
 class EmbeddedRedis(OwnedServer):
-    """One server. What it has answered for it finds again after a ``crash()``."""
+    """One server. What it has acknowledged is still there after a ``crash()``."""
 
     _port_taken = "Address already in use"
     _orderly = (signal.SIGTERM,)
@@ -97,7 +97,7 @@ class EmbeddedRedis(OwnedServer):
         return f"{path}?password={quote(self.password, safe='')}" if self.password else path
 
     def connect(self, database: int = 0) -> redis.Redis:
-        """A client; what it gives is text."""
+        """A client that returns texts."""
         return redis.Redis.from_url(self.uri_for(database), decode_responses=True)
 
     # -- how ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A table as Postgres would have it, row by row, that writes the change log of what is done to it.
+"""A table as Postgres would have it, row by row. It writes the change log of its own changes.
 
-The slow and obvious way, to hold the fast ones against: what a destination has after the same
-changes must equal ``Source.rows``.
+It is slow and simple, so that fast code can be compared with it: after the same changes a
+destination must equal ``Source.rows``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _files = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Inexact:
-    """A Postgres value that the column holds only nearly."""
+    """A Postgres value that the column can hold only approximately."""
 
     near: Any
     text: str
@@ -56,7 +56,7 @@ def make_schema(
 
 
 class Source:
-    """A table and its log. Rows are dictionaries; the log is cut where ``events`` is called."""
+    """A table and its log. Rows are dictionaries. The log is cut where ``events`` is called."""
 
     def __init__(self, schema: TableSchema, folder: Path) -> None:
         self.schema = schema
@@ -84,7 +84,7 @@ class Source:
         self._note("insert", full)
 
     def update(self, old: Row, unsent: Sequence[str] = (), **changed: Any) -> Row:
-        """Change the row; ``unsent`` columns, which must not change, are left out of the log."""
+        """Change the row. ``unsent`` columns, which must not change, are left out of the log."""
         assert not set(unsent) & set(changed)
         new = {**old, **changed}
         index = next(number for number, row in enumerate(self.rows) if row is old)
@@ -129,7 +129,7 @@ class Source:
         self._seq += 1
 
     def events(self, spark: SparkSession, pieces: int = 1) -> TableChanges:
-        """What was done since the last call, in this many files."""
+        """The changes since the last call, in this many files."""
         log, self._log = self._log, []
         span, self._cut = Span(self._cut, self.position), self.position
         bounds = [len(log) * n // pieces for n in range(pieces + 1)]
@@ -162,8 +162,8 @@ class Source:
         return file
 
     def change_schema(self, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
-        """Give the table another schema: ``missing`` is what its rows have in columns that are new.
-        What was done before has to be told first (``events``)."""
+        """Give the table another schema. ``missing``: the values of its rows in new columns.
+        Earlier changes must be taken first (``events``)."""
         assert not self._log, "there are changes of the former schema"
         before = self.schema
         was = {column.attnum: column.name for column in before.columns}
@@ -180,14 +180,14 @@ class Source:
         return way_to(before, after, missing)
 
     def copy(self, spark: SparkSession) -> TableCopy:
-        """All rows as they are now, as a destination is given them; the log goes on from here."""
+        """All current rows, as a destination gets them. The log continues from here."""
         self.events(spark)
         overflow = any(isinstance(value, Inexact) for row in self.rows for value in row.values())
         files = (self.copy_file(overflow),) if self.rows else ()
         return TableCopy(self.schema, files, self.position, overflow, spark)
 
     def copy_file(self, overflow: bool = False) -> Path:
-        """All rows as they are now, as a file of the copy."""
+        """All current rows, as a file of the copy."""
         arrays = [
             pa.array([_near(row[c.name]) for row in self.rows], arrow_type(c.spark_type))
             for c in self.schema.columns
@@ -245,7 +245,7 @@ def assert_same(stored: Sequence[Row], expected: Sequence[Row]) -> None:
 
 
 def way_to(before: TableSchema, after: TableSchema, missing: Mapping[str, Any]) -> Evolution:
-    """From one schema to the other, by the columns' numbers."""
+    """The evolution from one schema to the other, by the columns' numbers."""
     was = {column.attnum: column for column in before.columns}
     now = {column.attnum: column for column in after.columns}
     stayed = [(was[number], now[number]) for number in was.keys() & now.keys()]

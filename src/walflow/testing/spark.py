@@ -19,7 +19,7 @@ __all__ = ["spark"]
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Local Spark without jars, started when first asked for and ended with the run."""
+    """Local Spark without jars. It is started at its first use and ended with the run."""
     # Tests are short: half the start-up for some of the speed.
     conf = {"spark.driver.extraJavaOptions": QUICK_START}
     session = make_session(SparkSettings(master="local[2]", driver_memory="1g", conf=conf))

@@ -1,4 +1,4 @@
-"""The part of the contract of stores that is about several processes: leases and requests.
+"""The part of the stores' contract about several processes: leases and requests.
 
 It is used through ``walflow.testing.stores.StoreContract``, which has the fixtures.
 """
@@ -42,7 +42,7 @@ _REPORT = Report(Lsn(300), Lsn(200), Lsn(100), 1.5, 1_763_000_000.25)
 _SHORT = 0.2
 _LONG = 300.0
 _WAIT_SECONDS = 300.0
-"""A bound for what hangs."""
+"""Only ends what hangs."""
 
 
 OpenStores = Callable[[str], Store]
@@ -57,13 +57,13 @@ def has(store: object, *calls: str) -> bool:
 
 
 def needs(store: object, *calls: str) -> None:
-    """Skip the test if the store has none of these calls, which are optional."""
+    """Skip the test if the store does not have these optional calls."""
     if not has(store, *calls):
         pytest.skip(f"optional, and not in this store: {', '.join(calls)}")
 
 
 class LeaseContract:
-    """One process at a time runs a pipeline."""
+    """Only one process at a time runs a pipeline."""
 
     @pytest.fixture
     def opening_leases(self, opening: OpenStores) -> OpenStores:
@@ -180,7 +180,7 @@ class LeaseContract:
 
 
 class RequestContract:
-    """What a command asks of a pipeline that runs in another process."""
+    """Requests of a command to a pipeline that runs in another process."""
 
     @pytest.fixture
     def opening_requests(self, opening: OpenStores) -> OpenStores:

@@ -1,4 +1,4 @@
-"""Schemas and states with everything in them that a store must not lose."""
+"""Schemas and states with everything that a store must preserve."""
 
 from __future__ import annotations
 

@@ -57,16 +57,16 @@ OpenStore = Callable[[str], BasicStore]
 
 _THREADS = 8
 _WAIT_SECONDS = 300.0
-"""A bound for what hangs."""
+"""Only ends what hangs."""
 
 
 class StoreContract(LeaseContract, RequestContract):
-    """What stores do. Derive from it, and give the fixture ``open_store``."""
+    """The behaviour of stores. Derive from it, and give the fixture ``open_store``."""
 
     persistent: ClassVar[bool] = True
-    """False for a store that forgets when it is closed: it is not opened again."""
+    """False for a store that loses its content when it is closed: it is not opened again."""
     cached: ClassVar[bool] = True
-    """False for a store whose getters see at once what another one wrote."""
+    """False for a store whose getters see other processes' writes at once."""
 
     @pytest.fixture
     def open_store(self) -> OpenStore:
@@ -74,12 +74,12 @@ class StoreContract(LeaseContract, RequestContract):
 
     @pytest.fixture
     def pipeline(self) -> str:
-        """The name of this test's pipeline. Another one has a name that begins with it."""
+        """The name of this test's pipeline. Another pipeline's name begins with it."""
         return f"contract_{uuid.uuid4().hex[:12]}"
 
     @pytest.fixture
     def opening(self, open_store: OpenStore) -> Iterator[OpenStores]:
-        """``open_store``, but what it opened is closed after the test."""
+        """``open_store``. What it opened is closed after the test."""
         opened: list[Store] = []
 
         def open_one(pipeline: str) -> Store:
@@ -463,7 +463,7 @@ class StoreContract(LeaseContract, RequestContract):
 
 
 def assert_history(store: Store, table: int, expected: list[TableReplicationState]) -> None:
-    """Of a store that keeps histories: this is the table's."""
+    """For a store that has histories: the table has this one."""
     if has(store, "get_table_replication_history"):
         assert store.get_table_replication_history(table) == expected
 
@@ -474,7 +474,7 @@ def _close(store: Store) -> None:
 
 
 def _at_once(threads: int, work: Callable[[int], None]) -> None:
-    """Run it in that many threads that begin together; errors are raised here."""
+    """Run it in this many threads, which begin together. Their errors are raised here."""
     ready = threading.Barrier(threads)
 
     def begin(number: int) -> None:

@@ -50,7 +50,7 @@ def compact(spark: SparkSession, folder: Path, policy: Compaction) -> bool:
     if sum(size < limit for size in _file_sizes(spark, folder)) < policy.small_files:
         return False
     sizes = {"maxFileSize": policy.target_bytes, "minFileSize": limit}
-    with _told(spark, {_OPTIMIZE + name: str(size) for name, size in sizes.items()}):
+    with _with_conf(spark, {_OPTIMIZE + name: str(size) for name, size in sizes.items()}):
         done = spark.sql(f"OPTIMIZE {identifier_of(folder)}").collect()
     return any(row["metrics"]["numFilesAdded"] > 0 for row in done)
 
@@ -63,9 +63,9 @@ def _file_sizes(spark: SparkSession, folder: Path) -> list[int]:
 
 def expire(spark: SparkSession, folder: Path, given_up: Sequence[int]) -> None:
     """All versions before the oldest one that is not given up, but for those of the last hour."""
-    known = versions(folder)
-    kept = next((version for version in known if version.id not in set(given_up)), None)
-    if kept is not None and kept is not known[0]:
+    found = versions(folder)
+    kept = next((version for version in found if version.id not in set(given_up)), None)
+    if kept is not None and kept is not found[0]:
         _vacuum(spark, folder, kept.committed)
 
 
@@ -82,19 +82,19 @@ def _vacuum(spark: SparkSession, folder: Path, before: datetime) -> None:
     for a month, which is very many files.
     """
     hours = math.ceil((datetime.now(UTC) - before) / timedelta(hours=1))
-    wanted = {_FILES_STAY: f"interval {hours} hours", _LOG_STAYS: f"interval {hours + 24} hours"}
+    needed = {_FILES_STAY: f"interval {hours} hours", _LOG_STAYS: f"interval {hours + 24} hours"}
     identifier = identifier_of(folder)
     shown = {
         row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
     }
-    if not wanted.items() <= shown.items():
-        said = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+    if not needed.items() <= shown.items():
+        said = ", ".join(f"'{name}' = '{value}'" for name, value in needed.items())
         spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({said})")
     spark.sql(f"VACUUM {identifier}").collect()
 
 
 @contextmanager
-def _told(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+def _with_conf(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     for name, value in conf.items():
         spark.conf.set(name, value)
     try:

@@ -114,13 +114,13 @@ class ColumnarEngine:
 class Engines:
     """Chooses for each call. Calls may come from several threads."""
 
-    def __init__(self, format: LakeFormat, wanted: EngineChoice = "auto") -> None:
+    def __init__(self, format: LakeFormat, choice: EngineChoice = "auto") -> None:
         self._format = format
-        self._wanted = wanted
+        self._choice = choice
         self._spark = SparkEngine(format)
 
     def merge(self, batch: Batch) -> Written:
-        """See Engine. DestinationError if columns are wanted, and cannot be had."""
+        """See Engine. DestinationError if columns are choice, and cannot be had."""
         name = batch.lake_schema.name
         try:
             _, written = self._do(batch.spark, name, lambda engine: engine.merge(batch))
@@ -153,9 +153,9 @@ class Engines:
             engine = self._columnar(spark)
             return act(engine), Written(engine.name)
         except FallBackToSpark as fallback:
-            if self._wanted == "columnar" and strict:
+            if self._choice == "columnar" and strict:
                 raise
-            if self._wanted != "spark":
+            if self._choice != "spark":
                 _logger.debug(
                     "left to Spark",
                     table=str(name),
@@ -166,7 +166,7 @@ class Engines:
         return act(self._spark), written
 
     def _columnar(self, spark: SparkSession) -> ColumnarEngine:
-        if self._wanted == "spark":
+        if self._choice == "spark":
             raise FallBackToSpark("apply.engine is spark", Reason.SETTING)
         tables = self._format.columnar(spark)
         if tables is None:

@@ -1,4 +1,5 @@
-"""A table's changes, from the change log into the destination: batch by batch, at its own pace."""
+"""Applies one table's changes from the change log to the destination, in batches, at the table's
+own pace."""
 
 from __future__ import annotations
 
@@ -23,18 +24,18 @@ from walflow.pipeline.state.table_states import TableState
 __all__ = ["ApplyProgress", "Routed", "SeenSchema", "TableApplier"]
 
 _MET_SECONDS = 5.0
-"""A table that has caught up in so short a batch lags no more than others do."""
+"""A table whose last batch was this short, in seconds, is not behind the others."""
 
 _logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Routed:
-    """How far the log has been handed to the tables' workers. Written by one thread only."""
+    """How far the log has been handed to the tables' workers. One thread writes it."""
 
     upto: Lsn
-    """All of the log up to here is in the destination, or waits for a worker, or concerns no
-    table."""
+    """Everything in the log up to here is applied, or is in a worker's queue, or belongs to no
+    followed table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class SeenSchema:
 
     schema: TableSchema
     position: Lsn
-    """All changes of former schemas are before it."""
+    """All changes of earlier schemas are before this position."""
     since: Lsn
     """The version of the schema that the destination's table had when the catalog was read."""
 
@@ -54,14 +55,15 @@ class ApplyProgress:
     lag_seconds: float
     """The age of what waits, or is being applied."""
     verified: bool
-    """Whether the position is the destination's own word, not a note of an earlier run."""
+    """Whether the destination itself reported the position. Otherwise it is the store's note of an
+    earlier run."""
 
 
 class TableApplier:
     """Applies the changes of one table from its position on.
 
-    ``add``, ``see``, ``leave`` and what tells how it stands may be called from several threads;
-    ``apply`` by one at a time.
+    ``add``, ``see``, ``leave`` and the properties may be called from several threads; ``apply`` by
+    one at a time.
     """
 
     def __init__(
@@ -78,20 +80,20 @@ class TableApplier:
         self._lock = threading.Lock()
         self._waiting: list[SegmentSlice] = []
         self._newest = Lsn(0)
-        """Where the last of them ends, or ended: what comes before it is not added again."""
+        """The end of the last segment that was added. Earlier segments are not added again."""
         self._oldest = 0
         """Commit time of the oldest transaction that waits or is being applied, in microseconds."""
         self._applying = False
         self._left = False
-        """Nothing more is to be applied."""
+        """No more batches are begun."""
         self._verified = False
         """Whether the destination has been asked for its position."""
         self._written = Lsn(0)
-        """Where the destination's table is by what it said, or was given, last; 0: it was not
-        asked. The table's position may be a later one: what comes in between does not concern
-        it."""
+        """The position of the destination's table, as it last reported or accepted; 0: not asked
+        yet. The table's own position may be later: changes in between do not concern it."""
         self._moved = False
-        """Whether the last batch was refused because the table was somewhere else."""
+        """Whether the last batch was refused because the destination's table had another
+        position."""
         self._seconds = math.inf
         """How long the last batch took."""
         self._seen = seen
@@ -106,16 +108,17 @@ class TableApplier:
                 self._append(segment)
 
     def see(self, seen: SeenSchema) -> bool:
-        """Have the table brought to a schema that the catalog shows, once all up to its position
-        is applied; unless the table has got another one by then. False: it was left."""
+        """Have the table brought to a schema that the catalog shows, once everything up to its
+        position is applied, unless the table has another schema by then. Returns False if the
+        applier has ended."""
         with self._lock:
             if not self._left:
                 self._seen = seen
             return not self._left
 
     def leave(self) -> SeenSchema | None:
-        """Apply nothing more than the batch that is being written. Returns the schema that the
-        table was still to be brought to."""
+        """Apply nothing after the batch that is being written. Returns the schema that the table
+        was still to be brought to, if any."""
         with self._lock:
             self._left = True
             self._waiting.clear()
@@ -128,12 +131,12 @@ class TableApplier:
 
     @property
     def sees_schema(self) -> bool:
-        """Whether the table is to be brought to a schema that the catalog shows."""
+        """Whether the table still has to be brought to a schema that the catalog shows."""
         return self._seen is not None
 
     @property
     def slow(self) -> bool:
-        """Whether batches take long, though the table was once close behind the others."""
+        """Whether batches take long, although the table was not behind the others before."""
         return _MET_SECONDS < self._seconds < math.inf
 
     @property
@@ -177,9 +180,9 @@ class TableApplier:
     # The work.
 
     def apply(self, state: TableState) -> Lsn | None:
-        """Apply as much of what waits as goes into one batch, or bring the table to a schema that
-        the catalog shows. Returns where the table has met the others; None: not yet. Raises
-        NotFollowed."""
+        """Apply one batch of what waits, or bring the table to a schema that the catalog shows.
+        Returns the position at which the table is no longer behind the others. None: not yet.
+        Raises NotFollowed."""
         if self._batches.run.end.asked.is_set():
             return None
         if self.has_work:
@@ -209,7 +212,7 @@ class TableApplier:
     def _apply_batch(
         self, state: TableState, slices: Sequence[SegmentSlice]
     ) -> Sequence[SegmentSlice]:
-        """Returns what has to wait for the next batch."""
+        """Returns the slices that have to wait for the next batch."""
         count = self._pace.fitting([one.bytes for one in slices])
         # A batch begins where the destination's table is, if the destination tells.
         positioned = self._batches.destination.capabilities.keeps_position
@@ -243,8 +246,9 @@ class TableApplier:
             _logger.debug("a table's schema is looked at again", table=str(state.name))
 
     def _met(self, seconds: float, *, took_all: bool) -> Lsn | None:
-        """Where the table has met the others; None: not yet. ``seconds``: its batch took them;
-        ``took_all``: it left nothing of what had waited."""
+        """The position at which the table is no longer behind the others. None: not yet.
+        ``seconds``: how long its batch took. ``took_all``: whether the batch took everything that
+        waited."""
         before, self._seconds = self._seconds, seconds
         with self._lock:
             if self._left:
@@ -263,8 +267,9 @@ class TableApplier:
     # Where the table is.
 
     def _verify(self, state: TableState) -> TableState:
-        """The store's position is a hint, and what we did last may be undone: the destination
-        knows. No batch begins anywhere else."""
+        """Compare the table's position with the destination's. The store's position is only a hint,
+        and a commit may have been undone since: a batch begins only at the position that the
+        destination reports."""
         batches, log = self._batches, self._batches.log
         if not self._verified and not self._covered(state):
             raise NotFollowed("changes are missing in the log")
@@ -300,8 +305,8 @@ class TableApplier:
         return self._state()
 
     def _covered(self, state: TableState) -> bool:
-        """Whether the log has all that the destination lacks, before anything else is done. Where
-        the store's position is too old for that, the destination's may not be."""
+        """Whether the log has everything that the destination lacks. Checked before any batch. The
+        store's position may be too old for the log when the destination's is not."""
         log = self._batches.log
         if log.covers(self._oid, state.position):
             return True
@@ -311,8 +316,8 @@ class TableApplier:
         return applied is not None and log.covers(self._oid, applied)
 
     def _ask(self, state: TableState) -> Lsn | None:
-        """Where the destination's table is. A second time if it does not answer: this is asked
-        before each batch, and what a moment heals need not set the table aside."""
+        """The position of the destination's table. Asks a second time if the first fails: this call
+        comes before each batch, and a short failure need not set the table aside."""
 
         def tell(error: BaseException, attempt: int, seconds: float) -> None:
             _logger.warning(

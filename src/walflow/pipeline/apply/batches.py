@@ -1,4 +1,4 @@
-"""Batches: what is taken at once of a table's changes, and how it gets into the destination."""
+"""Batches: how much of a table's changes is applied at once, and how the destination gets it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """A table's part of one segment."""
+    """The part of one segment that belongs to one table."""
 
     span: Span
     commit_time: int
@@ -51,12 +51,13 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of segment slices."""
+    """The result of applying segment slices."""
 
     left: tuple[SegmentSlice, ...]
-    """They have to wait for the next batch."""
+    """These slices have to wait for the next batch."""
     written: Lsn | None
-    """Where the destination's table is with it; None: it has nothing to write of the others."""
+    """The position of the destination's table afterwards. None: the other slices had nothing to
+    write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,17 @@ class _Batch:
     upto: Lsn
     files: tuple[LogFile, ...]
     schemas: tuple[TableSchema, ...]
-    """Those of the files, the newest last."""
+    """The schemas of the files, the newest last."""
     left: tuple[SegmentSlice, ...]
-    """What has to wait for the next batch."""
+    """These slices have to wait for the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How batches are made and written. All calls may come from several threads, for one table
-    from one at a time."""
+    """Builds batches and writes them.
+
+    All calls may come from several threads, but only one at a time for the same table.
+    """
 
     run: PipelineRun
     target: OpenDestination
@@ -86,10 +89,8 @@ class Batches:
         return self.target.destination
 
     def apply(self, state: TableState, slices: Sequence[SegmentSlice], begins: Lsn) -> Applied:
-        """Apply the slices, which follow each other, in one batch. Raises NotFollowed.
-
-        ``begins``: where the destination's table is; nothing between there and the table's position
-        concerns it.
+        """Apply consecutive slices in one batch. Raises NotFollowed. ``begins``: the position of
+        the destination's table. Changes between there and the table's position do not concern it.
         """
         ends = [segment_slice.span.upto for segment_slice in slices]
         count = self.cuts.before_cut(ends, slices[0].commit_time)
@@ -127,8 +128,8 @@ class Batches:
     # What is taken.
 
     def _take(self, state: TableState, slices: Sequence[SegmentSlice]) -> _Batch:
-        """All that waits, but for what comes after a change of key: rows that different
-        keys identify do not go into one batch."""
+        """All slices up to a change of the key. Rows that are identified by different keys do not
+        go into one batch."""
         files: list[LogFile] = []
         schemas = {state.schema.version: state.schema}
         key = key_numbers(state.schema)
@@ -179,8 +180,8 @@ class Batches:
         )
 
     def _schema_of(self, state: TableState, version: Lsn) -> TableSchema:
-        """The schema of the log's files of this version. Raises NotFollowed if it is not known
-        which columns it has: its key would look like another."""
+        """The schema of the log's files of this version. Raises NotFollowed if it is uncertain
+        which columns it has: its key would look like another one."""
         schema = self.schema_changer.schema_of(state.schema.oid, version)
         if schema.numbered:
             return schema
@@ -193,11 +194,9 @@ class Batches:
         raise NotFollowed(f"it is not known which column {unknown.name} is")
 
     def _is_past(self, state: TableState, segment_slice: SegmentSlice, file: LogFile) -> bool:
-        """Whether it has only rows that the destination has.
-
-        A segment may begin before the table's position. The ALTER that gave the table its schema
-        there had a lock, so no older schema was written after it.
-        """
+        """Whether the slice has only rows that the destination has. A segment may begin before the
+        table's position. The ALTER that gave the table its schema at that position held a lock, so
+        no rows of an older schema were written after it."""
         if segment_slice.span.after >= state.position:
             return False
         there = self._there(state, file.version)
@@ -211,12 +210,13 @@ class Batches:
         return not replace(schema, name=there.name).same_columns(there)
 
     def _there(self, state: TableState, version: Lsn) -> TableSchema | None:
-        """The schema at the table's position, if it is a later one than of this version."""
+        """The schema at the table's position, if it is later than this version."""
         there = self.tables.schema_at(state.schema.oid, Lsn(state.position - 1))
         return there if there is not None and version < there.version else None
 
     def _check(self, state: TableState, taken: _Batch) -> None:
-        """Raise NotFollowed if what the log has is not what was received: only a copy helps."""
+        """Raise NotFollowed if the log's files are not what was received: then only a copy
+        helps."""
         try:
             self.log.check(taken.files)
         except LogDamaged as damaged:
@@ -269,7 +269,7 @@ class Batches:
         self.run.metrics.batch_send_duration(state.name).observe(time.monotonic() - began)
 
     def _write_twice(self, state: TableState, changes: TableChanges) -> None:
-        """At most: what a moment heals need not set the table aside."""
+        """How often a call is tried at most: a short failure need not set the table aside."""
 
         def tell(error: BaseException, attempt: int, seconds: float) -> None:
             self.run.metrics.worker_failed("apply", error)
@@ -300,8 +300,8 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _is_called_like(schema: TableSchema, other: TableSchema) -> bool:
-    """Whether both have columns of the same names and types: all that a message of the stream
-    tells of them."""
+    """Whether both schemas have columns of the same names and types, which is all that the stream's
+    messages say of them."""
     return _names_and_types(schema) == _names_and_types(other)
 
 

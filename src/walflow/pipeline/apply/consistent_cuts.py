@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["Committed", "ConsistentCuts", "newest_common"]
 
 _FAR_BEHIND_SECONDS = 60.0
-"""A table that is so late takes all that it can get: small batches make it later."""
+"""A table that is this many seconds late gets no limits: smaller batches would make it later."""
 _RECORD_SECONDS = 1.0
 _RECORD_SECONDS_A_TABLE = 0.05
 _RECORD_SHARE = 0.05
 """Of the time is spent on recording, unless one record takes very long."""
 _REMEMBERED = 1000
-"""Versions of a table that may get into a cut. Only tables far ahead of others have more."""
+"""How many versions of a table are remembered for cuts. Only tables far ahead of others have
+more."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -54,7 +55,7 @@ class Committed:
     begins: Lsn
     """Up to here the table was complete without it."""
     position: Lsn
-    """Up to here it is with it."""
+    """The position of the table with it."""
     commit_time: int | None
     """Of the last transaction in it, in microseconds; None: not known."""
 
@@ -62,13 +63,14 @@ class Committed:
 @dataclass(slots=True)
 class _ReadyTable:
     ready_since: float
-    """When the table became ready: another time, and it has been copied again, or set aside."""
+    """When the table became ready. If this changes, the table was copied again or set aside
+    meanwhile."""
     batches: list[Committed]
 
 
 class ConsistentCuts:
-    """``batch_committed`` and ``before_cut`` are called by the tables' workers; all else by the
-    coordinating thread, and once that has ended by the thread that ends the pipeline."""
+    """``batch_committed`` and ``before_cut`` are called by the tables' workers. Everything else is
+    called by the coordinating thread and, after its end, by the thread that ends the pipeline."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class ConsistentCuts:
     # From the tables' workers.
 
     def batch_committed(self, oid: int, batch: Committed) -> None:
-        """Called before the table's new position is known to anybody else."""
+        """Call this before the table's new position is published to others."""
         if self._destination is not None:
             with self._lock:
                 self._new.append((oid, batch))
@@ -127,7 +129,7 @@ class ConsistentCuts:
             self._recording = self._pool.submit(self._record, cut)
 
     def close(self, status: PipelineStatus | None) -> None:
-        """Nothing is written any more. Record the last cut, if the status is given."""
+        """Nothing is written any more. Record the last cut, if a status is given."""
         self._pool.shutdown()
         if self._destination is None or status is None or status.uncertain:
             return
@@ -148,7 +150,7 @@ class ConsistentCuts:
                 self._cuts.append(status.routed)
 
     def _newest(self, ready: Mapping[int, TableState]) -> ConsistentCut | None:
-        """The newest one, unless it is the last one again."""
+        """The newest cut, unless it was recorded already."""
         self._learn(ready)
         found = newest_common(
             {oid: table.batches for oid, table in self._tables.items()},
@@ -168,7 +170,7 @@ class ConsistentCuts:
         return ConsistentCut(since, upto, max(times, default=None), tables)
 
     def _learn(self, ready: Mapping[int, TableState]) -> None:
-        """Take in which tables are ready, and what was committed."""
+        """Note which tables are ready, and what was committed."""
         with self._lock:
             new, self._new = self._new, []
         tables: dict[int, _ReadyTable] = {}

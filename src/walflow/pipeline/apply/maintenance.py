@@ -28,7 +28,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Called by the tables' workers, each between two batches of its table."""
+    """Called by the tables' workers, between two batches of the table."""
 
     def __init__(
         self, spark: SparkSession, destination: Destination, metrics: PipelineMetrics
@@ -53,9 +53,13 @@ class Maintenance:
         return self._destination.maintenance_due(state.destination_schema)
 
     def between_batches(self, state: TableState) -> None:
-        """Maintain the table if it is due: now, or beside its next batches where the destination
-        can do that. One table at a time: batches of others need Spark more; who finds it taken
-        comes again later. If it fails, the table goes on."""
+        """Maintain the table if it is due: now, or beside its next batches if the destination can
+        do that.
+
+        One table is maintained at a time, because batches of other tables need Spark more. A worker
+        that finds another table being maintained tries again later. If maintenance fails, the table
+        goes on.
+        """
         if not self.is_due(state) or not self._busy.acquire(blocking=False):
             return
         if self._destination.capabilities.maintains_beside:
@@ -85,7 +89,7 @@ class Maintenance:
             self._busy.release()
 
     def close(self) -> None:
-        """Maintain no other table, and break off what is being done: it is done again later."""
+        """Begin no more maintenance, and interrupt what is running: it is done again later."""
         self._closed.set()
         while not self._busy.acquire(timeout=_CANCEL_SECONDS):
             # A JVM that is gone has no jobs; what it was asked for fails by itself.

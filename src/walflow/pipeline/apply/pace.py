@@ -1,7 +1,7 @@
-"""How much of what waits for a table goes into one batch: about what fits into some seconds.
+"""How much goes into one batch: about what can be written in some seconds.
 
-A batch is all or nothing. One that takes everything would have to begin again each time that the
-process ends before it is done; one that is bounded keeps what it has reached.
+A batch is all or nothing. An unbounded batch would have to begin again each time the process ends
+before it is done. A bounded one loses at most some seconds of work.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from collections.abc import Collection, Sequence
 __all__ = ["Pace"]
 
 _FIRST_BYTES_A_SECOND = 400_000
-"""Of the log's files: less than any destination here is known to take. A process that is ended
-again and again gets on with its first batch."""
+"""The assumed speed before the first batch, in bytes of the log's files: every destination is
+faster. So a process that is killed again and again gets past its first batch."""
 _TINY_SHARE = 1 / 16
-"""Of the first guess: how long a smaller batch took is not due to its size."""
+"""A batch below this share of the first guess says nothing about speed: its time does not come
+from its size."""
 _GROWTH = 4
-"""A batch is at most so many times larger than those that are known."""
+"""A batch is at most this many times larger than the largest one so far."""
 _FIXED_SHARE = 4
-"""What a batch costs however small it is may be this part of its time. Batches that are smaller
-would be more work in all, and no progress."""
+"""The fixed cost of a batch may be one in so many parts of its time. With smaller batches the total
+work would grow."""
 _REMEMBERED = 8
 
 
 class Pace:
-    """What is known of one table's last batches. For one thread at a time."""
+    """The sizes and times of one table's last batches. For one thread at a time."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: about how long a batch may take."""
+        """``seconds``: how long a batch should take, roughly."""
         self._seconds = seconds
         self._first = _FIRST_BYTES_A_SECOND * seconds
         self._batches: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def took(self, size: int, seconds: float) -> None:
-        """A batch of so many bytes was written in so many seconds."""
+        """Note that a batch of this many bytes was written in this time."""
         self._batches.append((max(1.0, size), seconds))
 
     def fitting(self, sizes: Sequence[int]) -> int:
@@ -63,7 +64,7 @@ class Pace:
 
 
 def _costs(batches: Collection[tuple[float, float]]) -> tuple[float, float]:
-    """What a batch costs in any case, and what each byte does, in seconds."""
+    """The fixed cost of a batch and the cost of a byte, in seconds."""
     count = len(batches)
     sizes, times = [size for size, _ in batches], [seconds for _, seconds in batches]
     by_size = 0.0, sum(times) / sum(sizes)

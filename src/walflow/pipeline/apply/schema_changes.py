@@ -1,4 +1,4 @@
-"""A table's schema changes: the destination's table is changed like it."""
+"""Schema changes: the destination's table follows the source's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _logger = structlog.get_logger(__name__)
 
 
 class SchemaChanger:
-    """All calls may come from several threads, for one table from one at a time.
+    """All calls may come from several threads, but only one at a time for the same table.
 
-    That a table is about to get another schema is stored first. So a process that was killed in
-    between finishes exactly this change before any other, and a destination need not know what
-    became of a change that it never heard of again.
+    The next schema of a table is stored before the destination is changed. After a kill, the next
+    process finishes exactly this change first, and a destination need not remember unfinished
+    changes.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SchemaChanger:
         self._metrics = metrics
         self.trust_rewrites = trust_rewrites
         self.look_again = threading.Event()
-        """Set when the schema that the catalog showed last may no longer be the newest."""
+        """Set when the catalog's last schema may be outdated."""
 
     def way(self, before: TableSchema, after: TableSchema) -> Evolution:
-        """From one schema to another, with the values of columns that were added. Raises
+        """The evolution between two schemas, with the values of added columns. Raises
         NotFollowed."""
         if any(map(_is_reserved, after.column_names)):
             raise NotFollowed("it has a column with a name that the change log needs for itself")
@@ -65,8 +65,8 @@ class SchemaChanger:
         return replace(found, missing=values)
 
     def check_steps(self, schemas: Iterable[TableSchema]) -> None:
-        """Raise NotFollowed if one of the schemas cannot be followed from the one before it: a
-        type that was changed, and changed back, is not seen otherwise."""
+        """Raise NotFollowed if one of the schemas cannot be followed from the one before it.
+        Otherwise a type that was changed and changed back would go unnoticed."""
         in_order = {
             schema.version: schema for schema in sorted(schemas, key=lambda schema: schema.version)
         }
@@ -92,8 +92,8 @@ class SchemaChanger:
         return self._change(state, way)
 
     def follow(self, state: TableState, schema: TableSchema) -> TableState:
-        """Bring the destination's table to a schema that there are no changes of in the log yet;
-        all those of former ones are applied. Raises NotFollowed."""
+        """Bring the destination's table to a schema that has no changes in the log yet. All changes
+        of earlier schemas must be applied. Raises NotFollowed."""
         if _is_needed(self.way(state.schema, schema)):
             # So that the first changes of it have its version.
             self._log.store_schema(replace(schema, name=state.name))
@@ -103,7 +103,7 @@ class SchemaChanger:
         return self.bring(state, schema)
 
     def finish(self, state: TableState) -> TableState:
-        """Finish a change of schema that was begun, if there is one. Raises NotFollowed."""
+        """Finish a schema change that was begun, if there is one. Raises NotFollowed."""
         if not state.stored.changing:
             return state
         oid = state.schema.oid
@@ -130,7 +130,7 @@ class SchemaChanger:
 
 
 def _is_reserved(name: str) -> bool:
-    """Whether the name is one of ours, or what the log has in its place."""
+    """Whether the name is reserved, or replaces a reserved one in the log."""
     return is_reserved(name.lstrip("~"))
 
 

@@ -27,7 +27,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Intake:
-    """Makes the slot, and reads it from ``start`` to ``stop``."""
+    """Creates the slot, and reads it from ``start`` to ``stop``."""
 
     def __init__(
         self, run: PipelineRun, log: ChangeLog, tables: Tables, snapshots: Snapshots
@@ -40,11 +40,11 @@ class Intake:
         self._receiver: Receiver | None = None
         self._writer: LogWriter | None = None
         self.made_slot = False
-        """Whether the slot is a new one, and says nothing of the time before."""
+        """Whether the slot is new, so that it has no changes from before."""
 
     def make_slot(self, lost: SlotLost | None = None) -> None:
-        """Make the slot, in the place of one that is of no use any more; the log begins with it,
-        and its snapshot serves the copies."""
+        """Create the slot, or replace one that is unusable. The log begins with it, and its
+        snapshot serves the copies."""
         slot = self._run.settings.slot
         if lost is not None:
             self._run.metrics.slot_invalidations.inc()
@@ -90,8 +90,8 @@ class Intake:
         self._reading.callback(self._receiver.stop)
 
     def _follows(self, relation: Relation) -> bool:
-        """Whether changes of the table are kept. One that has got a name that is not chosen goes on
-        until that is seen: it may have its old name again by then, unnoticed."""
+        """Whether changes of the table are stored. A table that was renamed to a name that is not
+        chosen goes on until the catalog shows it: by then it may have its old name again."""
         return self._run.settings.tables.have(relation.name) or self._tables.is_stored(relation.oid)
 
     def applied(self, position: Lsn) -> None:
@@ -100,17 +100,17 @@ class Intake:
             self._writer.applied = position
 
     def stop(self) -> None:
-        """Make durable and acknowledge what came. Repeats safely."""
+        """Make durable and acknowledge what was received. Repeats safely."""
         if self._reading is not None:
             self._reading.close()
 
     def check(self) -> None:
-        """Raise what ended the reading, if it ended by itself."""
+        """Raise the error that ended the reading, if it ended by itself."""
         if self._receiver is not None:
             self._receiver.check()
 
     @property
     def wal_end(self) -> Lsn:
-        """How far the source's log reached when last heard of."""
+        """How far the source's log reached at the last message."""
         heard = Lsn(0) if self._receiver is None else self._receiver.wal_end
         return max(heard, self._log.end)

@@ -27,14 +27,14 @@ _LONGEST_FILL = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
-    """The server's log has moved on to here without anything for us."""
+    """The server's log is at this position, and has nothing for us before it."""
 
     position: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class _Reset:
-    """The connection is a new one: forget what is open, the server sends it again."""
+    """The connection is a new one: discard the open transaction, which the server sends again."""
 
     done: threading.Event
 
@@ -46,7 +46,7 @@ class _Stop:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """When a segment is sealed: at the next commit after one of these is reached."""
+    """Limits of a segment: it is sealed at the next commit after one of them is reached."""
 
     max_changes: int
     fill_seconds: float
@@ -68,7 +68,7 @@ class LogWriter:
         self._metrics = metrics
         self._limits = limits
         self.applied: Lsn | None = None
-        """All up to here is in the destination; set by others, None: not known yet."""
+        """Everything up to here is in the destination. Set by others. None: not known yet."""
         self._queue: queue.SimpleQueue[Frames | _Advance | _Reset | _Stop] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._queued = 0
@@ -81,10 +81,10 @@ class LogWriter:
         self._began = 0.0
         self._in_transaction = False
         self.error: BaseException | None = None
-        """What ended the thread, if anything did."""
+        """The error that ended the thread, if any."""
         self._interruption: SourceError | None = None
-        """Why what is handed over is dropped until the next ``reset``: the source was needed to
-        decode it, and was away. It has to be read again."""
+        """Why messages are dropped until the next ``reset``: decoding needed the source, and the
+        source was away. They have to be read again."""
         self._thread = threading.Thread(target=self._run, name="walflow-write", daemon=True)
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class LogWriter:
 
     @property
     def durable(self) -> Lsn:
-        """All up to here survives a crash of this machine."""
+        """Everything up to here survives a crash of this machine."""
         return self._log.end
 
     @property
@@ -101,7 +101,7 @@ class LogWriter:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was handed over is durable."""
+        """Whether everything that was handed over is durable."""
         with self._lock:
             return self._queued == 0
 
@@ -110,18 +110,19 @@ class LogWriter:
         self._enqueue(frames, frames.size)
 
     def advance(self, position: Lsn) -> None:
-        """Nothing that matters lies before the position: let the log's end move to it."""
+        """Everything before the position is irrelevant: let the log's end move to it."""
         self._enqueue(_Advance(position), 0)
 
     def reset(self) -> None:
-        """Drop what is not complete. Returns when all that is complete is durable."""
+        """Drop the unfinished transaction. Returns when everything finished is durable."""
         done = threading.Event()
         self._enqueue(_Reset(done), 0)
         while not done.wait(0.1):
             self._check_alive()
 
     def check(self) -> None:
-        """Raise what ended the thread, or what keeps it from writing until the next ``reset``."""
+        """Raise the error that ended the thread, or that keeps it from writing until the next
+        ``reset``."""
         self._check_alive()
         if self._interruption is not None:
             raise self._interruption
@@ -131,7 +132,7 @@ class LogWriter:
             raise self.error
 
     def stop(self) -> None:
-        """Make durable what is complete, drop the rest, end the thread. Repeats safely."""
+        """Make finished transactions durable, drop the rest, and end the thread. Repeats safely."""
         if self._thread.is_alive():
             self._enqueue(_Stop(), 0)
             self._thread.join()
@@ -187,7 +188,7 @@ class LogWriter:
 
     @property
     def _fill_seconds(self) -> float:
-        """While many segments wait, a quick seal is of no use, and fewer segments are cheaper."""
+        """While many segments wait, sealing quickly does not help, and fewer segments cost less."""
         waiting = 0 if self.applied is None else self._log.waiting(self.applied)
         seconds = self._limits.fill_seconds
         return min(seconds * (1 + waiting / _MANY_WAITING), max(seconds, _LONGEST_FILL))

@@ -1,5 +1,5 @@
-"""Reading the source's log: the bulk path for a backlog, then the walsender, and both again after
-every lost connection, until told to stop."""
+"""Reads the source's log: first a backlog in bulk, then the walsender's stream, and both again
+after every lost connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HAND_OVER_BYTES = 4 << 20
 _LIVE_SECONDS = 0.05
 _BUSY_BYTES = 512 << 10
 _BUSY_SECONDS = 0.2
-"""While much comes in, larger hand-overs save more than they delay."""
+"""While much arrives, larger hand-overs save more time than they delay."""
 _ASK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _ADVANCE_BULK_BYTES = 1 << 30
@@ -40,7 +40,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is read: as far as the receiving end needs to know it."""
+    """What is read, as the receiving end needs it."""
 
     uri: str = field(repr=False)
     slot: str
@@ -63,25 +63,25 @@ class Receiver:
         self._thread = threading.Thread(target=self._run, name="walflow-receive", daemon=True)
         self.error: BaseException | None = None
         self.wal_end = log.end
-        """How far the source's log reached when last heard of."""
+        """How far the source's log reached at the last message."""
         self.streaming = threading.Event()
         """Set while the walsender's stream is being read."""
         self._asked = 0.0
         self._streamed = False
-        """Whether the last stream was a living one."""
+        """Whether the last stream received anything."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End reading, make durable what came, acknowledge it. Repeats safely."""
+        """Stop reading, make durable what was received, and acknowledge it. Repeats safely."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self._writer.stop()
 
     def check(self) -> None:
-        """Raise what ended the thread, if it ended by itself."""
+        """Raise the error that ended the thread, if it ended by itself."""
         if self.error is not None:
             raise self.error
 
@@ -123,8 +123,9 @@ class Receiver:
         )
 
     def _attempt(self) -> None:
-        """One that came on counts as a success, however it ends: the waiting starts anew after it.
-        To begin alone is not enough, as the same thing may end the stream each time."""
+        """Read until the stream ends. A stream that received something counts as a success, however
+        it ended: waiting times then start anew. Connecting alone is not enough, because the same
+        error may end each stream."""
         before, self._streamed = self._log.end, False
         try:
             self._follow_published()
@@ -211,7 +212,8 @@ class Receiver:
         self._metrics.flush_lag_bytes.set(max(0, self.wal_end - self._writer.durable))
 
     def _advance_idle(self, replication: Replication) -> None:
-        """Without changes of ours, the log of a busy server must not be kept for us."""
+        """Let the slot advance without changes of ours: otherwise it would hold back the log of a
+        busy server."""
         if replication.wal_end > self._writer.durable and replication.reply_asked:
             replication.reply_asked = False
             self._writer.advance(replication.wal_end)
@@ -227,7 +229,8 @@ class Receiver:
             raise lost
 
     def _check_timeline(self, connection: Session) -> None:
-        """Positions mean nothing on a server that took over without all of the log before them."""
+        """Check that the server continues the log. Positions mean nothing on a server that took
+        over without all of the log before them."""
         before, now = self._log.timeline, read_timeline(connection)
         if before == now:
             return
@@ -246,7 +249,8 @@ class Receiver:
             return switch_points(replication.timeline_history(timeline))
 
     def _check_source(self, connection: Session, backlog_size: int) -> None:
-        """Between two connections the source may have become another one."""
+        """Check the source again: between two connections another server may have taken its
+        place."""
         read_publication(connection, self._source.publication)
         self._check_timeline(connection)
         self._check_slot(connection)

@@ -20,7 +20,7 @@ __all__ = ["Describer"]
 
 
 class Describer:
-    """Answers the decoder, with a session on the source that is opened when first needed."""
+    """Answers the decoder. The session on the source is opened when it is first needed."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Describer:
         types: TypeSettings,
         follows: Callable[[Relation], bool] = lambda _: True,
     ) -> None:
-        """``follows`` says of which tables changes are kept."""
+        """``follows`` says whether changes of a table are stored."""
         self._uri = uri
         self._application = application
         self._slot = slot
@@ -43,11 +43,11 @@ class Describer:
     def describe(
         self, relation: Relation, lsn: Lsn, last: TableSchema | None
     ) -> TableSchema | None:
-        """The schema; if the newest one so far says the same, that one. ``last`` is the
-        one that the stream gave last. None: the table is not followed.
+        """The schema for a relation message, or the newest stored one if they are the same.
+        ``last`` is the stream's previous one. None: the table is not followed.
 
-        Does not wait for a source that is away: one that shuts down accepts no connections any
-        more, and itself waits until all it has sent is acknowledged.
+        Does not wait for a source that is away: a server that shuts down accepts no connections,
+        and itself waits until everything it sent is acknowledged.
         """
         if not self._follows(relation):
             if self._log.latest_schema(relation.oid) is not None:
@@ -90,8 +90,9 @@ class Describer:
 
 
 def _is_new(described: TableSchema, newest: TableSchema) -> bool:
-    """Whether the log needs another version of the schema: for its columns, which without numbers
-    might always be others, or for its files, which later show that rows were written anew."""
+    """Whether the log needs another version of the schema: because of its columns (without
+    attribute numbers they might be others), or because of its files, which later show that rows
+    were rewritten."""
     if not newest.numbered or not newest.same_columns(described):
         return True
     files = described.filenodes

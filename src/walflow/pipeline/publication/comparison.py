@@ -1,4 +1,4 @@
-"""A table as it is published, against the state that the pipeline has of it."""
+"""Compares a published table with the state that the pipeline has of it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ class PublicationComparison:
     destination: Destination
 
     def why_copied_again(self, state: TableState, table: PublishedTable, began: Lsn) -> str | None:
-        """Why the table has to be copied again. None: changes tell all, though its schema may be
-        another one now, and the destination's table may need another name.
-
-        What was done to the table before ``began`` is seen in how it is published.
-        """
+        """Why the table has to be copied again. None: its changes are enough, even if its schema or
+        name is another one now. What was done to the table before ``began`` shows in how it is
+        published."""
         if self.has_other_name(state, table) and not self._can_be_renamed(state, table):
             if state.name != table.name:
                 return f"it was {state.name}"
@@ -67,7 +65,7 @@ class PublicationComparison:
         return None
 
     def has_other_name(self, state: TableState, table: PublishedTable) -> bool:
-        """Whether its name in the source has changed, or the one that the mapping gives it."""
+        """Whether its name in the source, or its mapped name, has changed."""
         destination = self.mapping.destination(table.name)
         return (state.name, state.destination) != (table.name, destination)
 
@@ -83,7 +81,7 @@ class PublicationComparison:
     def refusal(
         self, table: PublishedTable, tables: Collection[PublishedTable]
     ) -> WalflowError | None:
-        """Why the table cannot be taken in as things are."""
+        """Why the table cannot be followed as it is published."""
         if table.problem is not None:
             return table.problem
         destination = self.mapping.destination(table.name)
@@ -101,7 +99,7 @@ class PublicationComparison:
 
 
 def check_rivals(state: TableState, tables: Tables) -> None:
-    """Raise MappingConflict if another table has the table's place in the destination."""
+    """Raise MappingConflict if another table uses the same table of the destination."""
     rivals = [
         other.name
         for other in tables.all()
@@ -116,17 +114,19 @@ def check_rivals(state: TableState, tables: Tables) -> None:
 def followed_publications(
     states: Iterable[TableState] | Iterable[TableReplicationState],
 ) -> frozenset[str]:
-    """The oids of the publications by which tables have been copied and followed."""
+    """The oids of the publications by which the tables have been followed."""
     begun = (state.membership for state in states if stands_at(state) is not Phase.INIT)
     return frozenset(each.publication_oid for each in begun if each.publication)
 
 
 def is_passing(state: TableState) -> bool:
-    """Whether a table was set aside for a cause that another look at the catalog may find gone."""
+    """Whether the table was set aside for a cause that a newer look at the catalog may find
+    gone."""
     return state.set_aside is not None and state.set_aside.passing
 
 
 def in_conflict(state: TableState | TableReplicationState) -> bool:
-    """Whether a table was set aside for its name: then it has no table of the destination."""
+    """Whether the table was set aside because of its name. Then it has no table in the
+    destination."""
     error = state.error if state.phase is Phase.ERRORED else None
     return error is not None and error.code == "MappingConflict"

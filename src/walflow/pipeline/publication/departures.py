@@ -1,4 +1,4 @@
-"""Tables of the destination that go, or get another name, because the source's did."""
+"""Drops and renames the destination's tables when the source's tables are dropped or renamed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _logger = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Renaming:
     name: TableName
-    """The source's name for it."""
+    """The source's name of it."""
     destination: TableName
     job: Future[bool]
 
     @property
     def succeeded(self) -> bool:
-        """Once it has ended: whether the destination's table has the name."""
+        """After it has ended: whether the destination's table has the name."""
         if (error := self.job.exception()) is None:
             return self.job.result()
         _logger.warning(
@@ -35,7 +35,7 @@ class Renaming:
 
 
 class Departures:
-    """What takes the destination its time, in other threads. Used by one thread."""
+    """Runs slow calls of the destination in other threads. Used by one thread."""
 
     def __init__(self, destination: Destination, pool: Executor, *, drop_removed: bool) -> None:
         self._destination = destination
@@ -50,18 +50,19 @@ class Departures:
         return set(self._drops)
 
     def has(self, oid: int) -> bool:
-        """Whether something of the table is under way."""
+        """Whether a drop or rename of the table is running."""
         return oid in self._drops or oid in self._renamings
 
     # Dropping.
 
     @property
     def drops(self) -> bool:
-        """Whether tables that the source gives up are dropped."""
+        """Whether tables that leave the publication are dropped in the destination."""
         return self._drop_removed and self._destination.capabilities.drops
 
     def drop(self, state: TableState) -> bool:
-        """Have the destination's table dropped, if the settings say so; False while it goes on."""
+        """Have the destination's table dropped, if the settings say so. Returns False while that is
+        running."""
         oid, destination = state.schema.oid, self._destination
         renaming = self._renamings.get(oid)
         if renaming is not None:
@@ -95,8 +96,8 @@ class Departures:
     # Renaming.
 
     def rename(self, state: TableState, name: TableName, destination: TableName) -> Renaming | None:
-        """Have the destination's table renamed. None while it is under way; then how it ended,
-        which may be with the names of an earlier call."""
+        """Have the destination's table renamed. None while that is running. Then its result, which
+        may be that of an earlier call with other names."""
         oid = state.schema.oid
         if oid not in self._renamings:
             job = self._pool.submit(self._destination.rename, state.destination_schema, destination)

@@ -1,4 +1,4 @@
-"""Where tables stand when a pipeline starts: by the store, or else by what the destination says."""
+"""The tables' states when a pipeline starts: from the store, or else from the destination."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 from walflow.changelog import ChangeLog
 from walflow.destinations.base import Destination
 from walflow.errors import DestinationForeign
-from walflow.mapping import TableMapping, check_apart
+from walflow.mapping import TableMapping, check_distinct
 from walflow.model import Lsn, Phase, TableName, TableSchema
 from walflow.pipeline.publication.comparison import in_conflict
 from walflow.pipeline.state.retries import first_line
@@ -33,14 +33,12 @@ class FirstStates:
     destination: Destination
 
     def take_over(self, tables: Collection[PublishedTable], *, new_slot: bool) -> None:
-        """Give every table that is published, or that the store knows, its state.
-
-        Raises MappingConflict if two tables would share one of the destination, and which of them
-        was there first is not known.
-        """
+        """Give a state to every table that is published or in the store. Raises MappingConflict if
+        two tables would share a table of the destination, and it is not known which of them was
+        first."""
         published = {table.schema.oid: table for table in tables}
         stored, mapped = self.tables.stored(), self.tables.stored_destinations()
-        self._check_apart(published, stored)
+        self._check_distinct(published, stored)
         for oid, state in stored.items():
             self.tables.take_over(self._stored(oid, state, mapped.get(oid), published.get(oid)))
         new = [table for oid, table in published.items() if oid not in stored]
@@ -49,14 +47,15 @@ class FirstStates:
             self._warn_of_loss(unknown, new_slot=new_slot)
         self.tables.add(*unknown)
 
-    def _check_apart(
+    def _check_distinct(
         self,
         published: Mapping[int, PublishedTable],
         stored: Mapping[int, TableReplicationState],
     ) -> None:
-        """Whom a name belongs to is for the settings to say. But a table that was set aside for it,
-        or came while no pipeline ran, does not keep those that are followed from going on."""
-        check_apart(
+        """Raise MappingConflict for names that several tables would share, unless the conflict is
+        an old one. A table that was set aside for its name, or that appeared while no pipeline ran,
+        does not keep the others from starting."""
+        check_distinct(
             {
                 table.name: self.mapping.destination(table.name)
                 for oid, table in published.items()
@@ -71,7 +70,7 @@ class FirstStates:
         destination: TableName | None,
         table: PublishedTable | None,
     ) -> TableState:
-        """Of a table that the store knows, with the destination's name for it; ``table``: as it is
+        """The state of a table in the store, with its name in the destination. ``table``: as it is
         published."""
         schema = self._last_schema(oid, state, table)
         name = destination or self.mapping.destination(state.table)
@@ -80,7 +79,7 @@ class FirstStates:
     def _last_schema(
         self, oid: int, state: TableReplicationState, table: PublishedTable | None
     ) -> TableSchema:
-        """The schema that the destination's table has, as far as is known."""
+        """The schema that the destination's table has, if that is stored."""
         if stands_at(state) in (Phase.INIT, Phase.DATA_SYNC) and table is not None:
             # What was read so far knows its own schema.
             return replace(table.schema, name=state.table)
@@ -93,11 +92,11 @@ class FirstStates:
     def _unknown(
         self, tables: Collection[PublishedTable], taken: Collection[TableName], *, new_slot: bool
     ) -> list[TableState]:
-        """Of tables that the store does not know: by what the destination says, unless the store
-        knows that table there as another one's.
+        """The states of tables that are not in the store: by their positions in the destination,
+        unless the store gives that destination table to another one.
 
-        One that the destination cannot read is copied: its copy meets the trouble again, and sets
-        this one table aside. If it can read none, what it raises is raised.
+        A table whose position cannot be read is copied: its copy meets the same error, and sets
+        only this table aside. If no position can be read, the error is raised.
         """
         states = [self.fresh(table) for table in tables]
         asked = [
@@ -125,7 +124,7 @@ class FirstStates:
         return [self._gone_on_with(state, positions.get(state.schema.oid)) for state in states]
 
     def _gone_on_with(self, fresh: TableState, position: Lsn | None) -> TableState:
-        """``position``: what the destination says of the table."""
+        """``position``: of the table in the destination."""
         oid = fresh.schema.oid
         if position is None or not self.log.covers(oid, position):
             return fresh
@@ -141,9 +140,9 @@ class FirstStates:
         return fresh.changed(schema=schema, phase=Phase.CATCHUP, position=position)
 
     def _warn_of_loss(self, states: Collection[TableState], *, new_slot: bool) -> None:
-        """These tables are all that there are, but the store knew none of them. Say so if some are
-        copied that the destination has: an operator who lost the store and the log, or the slot
-        too, would otherwise see only a long first copy."""
+        """Warn if the store is empty, and tables are copied that the destination has. An operator
+        who lost the store and the log (or the slot too) would otherwise see only a long first copy.
+        """
         new = [state for state in states if state.phase is Phase.INIT]
         if not new:
             return
@@ -192,7 +191,7 @@ class FirstStates:
             return None  # its copy meets it again, and sets this one table aside
 
     def fresh(self, table: PublishedTable) -> TableState:
-        """Of a table that has to be copied."""
+        """The state of a table that has to be copied."""
         return TableState.new(
             table.schema, self.mapping.destination(table.name), membership=table.membership
         )

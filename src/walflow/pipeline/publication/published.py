@@ -1,4 +1,4 @@
-"""What is published now, asked for again and again over one session."""
+"""Reads the published tables from the catalog repeatedly, over one session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CANCEL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOKS = 10
 _HEADER, _LONG_HEADER = 24, 40
-"""Bytes at the beginning of a page of the source's log, and of the first one of a segment."""
+"""The size of the header of a WAL page, and of a WAL segment's first page."""
 
 _Answer = TypeVar("_Answer")
 
@@ -45,13 +45,13 @@ _logger = structlog.get_logger(__name__)
 class News:
     fingerprint: str
     tables: list[PublishedTable] | None
-    """What is published, not older than the fingerprint; None: as it was."""
+    """The published tables, not older than the fingerprint. None: nothing has changed."""
     began: Lsn = Lsn(0)
-    """What was done to the tables before this position of the source's log is seen in them."""
+    """Changes to the tables before this position of the source's log are visible in them."""
     ended: Lsn = Lsn(0)
-    """What is seen in them was done before this position."""
+    """Everything that is visible in them was done before this position."""
     publications: frozenset[str] = frozenset()
-    """The oids of all publications that there were."""
+    """The oids of all publications at that time."""
 
 
 @source_errors("see how far the source's log reaches")
@@ -71,8 +71,9 @@ def _log_position(session: Session) -> Lsn:
 
 
 class Published(Closing):
-    """All calls may come from several threads; each may find the source away, a table locked
-    (``TableLocked``), or changing just then (``PublicationChanged``): all worth asking again."""
+    """All calls may come from several threads. Each call may find the source away, a table locked
+    (``TableLocked``), or a table being altered (``PublicationChanged``). All of these are worth
+    another attempt."""
 
     def __init__(
         self,
@@ -82,17 +83,17 @@ class Published(Closing):
         types: TypeSettings,
         chosen: TablesSettings | None = None,
     ) -> None:
-        """``chosen``: only these tables; else all."""
+        """``chosen``: read only these tables; otherwise all."""
         self._uri = uri
         self._application = f"{application} catalog"
         self.publication = publication
         self._types = types
         self._chosen = chosen
         self._lock = threading.Lock()
-        """Held while the source is asked."""
+        """Held during each query."""
         self._session: Session | None = None
         self._closed = False
-        self._told_locked = False
+        self._warned_of_lock = False
 
     def read(self) -> list[PublishedTable]:
         return self._ask(
@@ -102,11 +103,11 @@ class Published(Closing):
         )
 
     def fingerprint(self) -> str:
-        """Changes when anything but the sizes in ``read`` does; cheap."""
+        """A text that changes when anything but sizes in ``read`` changes. Cheap."""
         return self._ask(lambda session: publication_fingerprint(session, self.publication))
 
     def news(self, since: str | None) -> News:
-        """What is published, if that has changed since this fingerprint (None: in any case)."""
+        """The published tables, if they have changed since this fingerprint (None: in any case)."""
         fingerprint = self.fingerprint()
         if fingerprint == since:
             return News(fingerprint, None)
@@ -134,9 +135,9 @@ class Published(Closing):
                 if self._closed and isinstance(error, SourceError):
                     raise Stopped("told to stop while asking what is published") from error
                 if isinstance(error, TableLocked):
-                    self._tell_locked(error)
+                    self._warn_of_lock(error)
                 raise
-            self._told_locked = False
+            self._warned_of_lock = False
             if self._closed:
                 self._hang_up()
             return answer
@@ -153,10 +154,10 @@ class Published(Closing):
         self._session = connect(self._uri, application_name=self._application)
         return question(self._session)
 
-    def _tell_locked(self, error: TableLocked) -> None:
-        """Once a lock: it is asked for every few seconds."""
-        if not self._told_locked:
-            self._told_locked = True
+    def _warn_of_lock(self, error: TableLocked) -> None:
+        """Warn once for each lock: the catalog is read every few seconds."""
+        if not self._warned_of_lock:
+            self._warned_of_lock = True
             _logger.warning(
                 "a lock keeps from seeing what is published; trying again",
                 error=error.message,
@@ -180,7 +181,8 @@ class Published(Closing):
                 another.execute("SELECT pg_cancel_backend(%s)", [session.info.backend_pid])
 
     def close(self) -> None:
-        """A call that asks just now raises ``Stopped``, as do later ones. Repeats safely."""
+        """Close the session. A call that is running raises ``Stopped``, as do later ones. Repeats
+        safely."""
         self._closed = True
         deadline = time.monotonic() + _CANCEL_SECONDS
         while not self._lock.acquire(timeout=_PAUSE_SECONDS):

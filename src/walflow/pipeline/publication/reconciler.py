@@ -1,7 +1,7 @@
-"""How tables come in and go: what the source publishes, against what the pipeline follows.
+"""Compares the published tables with the followed ones, and adds, changes or removes tables.
 
-The catalog is asked every few seconds. What is done to one table is left to its worker: here is
-decided what it is asked for, and what concerns several tables, as names that they exchange.
+The catalog is read every few seconds. Work on one table is left to its worker. Decisions are made
+here: what each worker is asked for, and what concerns several tables, such as exchanged names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from walflow.states import stands_at
 __all__ = ["Chosen", "PublicationReconciler"]
 
 _ANSWER_SECONDS = 0.05
-"""The source mostly answers at once; when it does not, the answer is taken at a later turn."""
+"""The source mostly answers at once. If it does not, the answer is used in a later turn."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -57,16 +57,15 @@ class Chosen:
 @dataclass(slots=True)
 class _Leaving:
     upto: Lsn
-    """Whatever is still to be applied to the table was done before this position."""
+    """All changes of the table that are still to be applied were made before this position."""
     goes: bool = False
-    """Nothing more is applied to it."""
+    """No more changes are applied to it."""
     complete: bool = False
-    """Because nothing is missing."""
+    """Nothing is missing, because all its changes are applied."""
 
 
 class PublicationReconciler:
-    """Used by the coordinating thread. It waits neither for the source nor for the destination
-    there, but for ``begin``."""
+    """Used by the coordinating thread. Only ``begin`` waits for the source or the destination."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class PublicationReconciler:
         self._fingerprint = ""
         self._news: Future[News] | None = None
         self._leaving: dict[int, _Leaving] = {}
-        """Tables that are no longer published, or chosen."""
+        """Tables that are no longer published or chosen."""
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="walflow-catalog")
         self._departures = Departures(
             comparison.destination, self._pool, drop_removed=chosen.drop_removed
@@ -98,11 +97,9 @@ class PublicationReconciler:
     # At the start.
 
     def begin(self, *, new_slot: bool) -> None:
-        """Take over what the store knows, and go on with each table where it stands.
-
-        A new slot says nothing of the time before it, so with one everything is copied. Raises
-        MappingConflict if two tables would share one of the destination, and which of them was
-        there first is not known.
+        """Load the store's states, and continue each table from its phase. A new slot has no
+        earlier changes, so with a new slot all tables are copied. Raises MappingConflict if two
+        tables would share a table of the destination, and it is not known which of them was first.
         """
         self._news = None
         self._leaving.clear()
@@ -127,7 +124,8 @@ class PublicationReconciler:
                 self._workers[oid].go_on()
 
     def _drop_used_copies(self) -> None:
-        """A process that is killed after a table's copy was loaded leaves the copy behind."""
+        """Remove copies that are already loaded. A process that was killed after loading leaves
+        them."""
         for copy in self._workers.work.log.copies():
             state = self._tables.get(copy.table)
             if state is None or stands_at(state) not in COPYING:
@@ -136,8 +134,8 @@ class PublicationReconciler:
     # What the source publishes now.
 
     def look(self, *, hurry: bool = False) -> None:
-        """Every few seconds: has the publication changed? ``hurry``: there is a reason to think
-        so."""
+        """Called every few seconds: has the publication changed? ``hurry``: there is a reason to
+        expect it."""
         now = time.monotonic()
         if self._news is None:
             if any(not self._stays(oid) for oid in self._leaving):
@@ -191,10 +189,8 @@ class PublicationReconciler:
         self._fingerprint = news.fingerprint if done else ""
 
     def _compare(self, tables: Collection[PublishedTable], began: Lsn, ended: Lsn) -> bool:
-        """Bring what is followed in line with what is published. False: a part of it has to wait.
-
-        ``began`` and ``ended``: between which positions the tables were looked at (see News).
-        """
+        """Bring the followed tables in line with the published ones. False: some of it has to wait.
+        ``began`` and ``ended``: the positions between which the catalog was read (see News)."""
         for named in self._chosen.named:
             named.warn_of_unused(table.name for table in tables)
         published = {table.schema.oid: table for table in tables}
@@ -258,8 +254,8 @@ class PublicationReconciler:
         return done
 
     def _rename(self, state: TableState, table: PublishedTable) -> str | None:
-        """Why the table has to be copied after all. None: it has its name, or will have it, or
-        has got one that it had meanwhile."""
+        """Why the table has to be copied after all. None: it has its name already, or will get it,
+        or has got another one meanwhile."""
         name, destination = table.name, self._mapping.destination(table.name)
         if destination != state.destination:
             ended = self._departures.rename(state, name, destination)
@@ -277,7 +273,7 @@ class PublicationReconciler:
     def _go_on(
         self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
     ) -> bool:
-        """See to a table that need not be copied again; False if that has to wait."""
+        """Update a table that need not be copied again. False if that has to wait."""
         oid = table.schema.oid
         worker = self._workers[oid]
         if state.membership != table.membership:
@@ -292,8 +288,8 @@ class PublicationReconciler:
         return True
 
     def _see(self, state: TableState, schema: TableSchema, began: Lsn, ended: Lsn) -> bool:
-        """Have the table brought to the schema that it has now, also if no change shows it. False
-        if that schema is not sure to be newer than the one that the table has."""
+        """Have the table brought to its current schema, even if no change of the table shows it.
+        False if that schema may be older than the one that the table has."""
         since = state.schema.version
         if (
             stands_at(state) in (Phase.INIT, Phase.DATA_SYNC)
@@ -327,8 +323,8 @@ class PublicationReconciler:
         self._workers[oid].go_on(table.bytes)
 
     def _leave(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
-        """The table is no longer published, or chosen; if it comes back, it must be copied. False:
-        ask again."""
+        """The table is no longer published or chosen. If it comes back, it has to be copied. False:
+        call again."""
         oid = state.schema.oid
         if not self._chosen.tables.have(state.name):
             # A pattern may be a mistake: it does not cost the destination's table.
@@ -349,9 +345,8 @@ class PublicationReconciler:
         return True
 
     def _stays(self, oid: int, needed: Collection[TableName] = ()) -> bool:
-        """Whether a table that is leaving is to be followed up to where it left. Not if that
-        cannot be, or would be for nothing; ``needed``: tables of the destination that others will
-        have."""
+        """Whether a leaving table should still be applied up to where it left. False if that is
+        impossible or useless. ``needed``: tables of the destination that other tables will get."""
         leaving, state = self._leaving[oid], self._tables.get(oid)
         if state is None or leaving.goes:
             return False
@@ -370,13 +365,15 @@ class PublicationReconciler:
     def _moved_out(
         self, state: TableState, table: PublishedTable, tables: Collection[PublishedTable]
     ) -> bool:
-        """See to the destination's table that it had under another name; False: ask again."""
+        """Drop the destination's table that it had under another name, if needed. False: call
+        again."""
         if state.destination == self._mapping.destination(table.name):
             return not self._departures.is_dropping(state.schema.oid)
         return self._dropped(state, tables)
 
     def _dropped(self, state: TableState, tables: Collection[PublishedTable]) -> bool:
-        """Have the destination's table dropped, if the settings say so; False while it goes on."""
+        """Have the destination's table dropped, if the settings say so. False while that is
+        running."""
         needed = {self._mapping.destination(table.name) for table in tables}
         if not self._departures.has(state.schema.oid) and (
             state.destination in needed or in_conflict(state)
@@ -385,5 +382,5 @@ class PublicationReconciler:
         return self._departures.drop(state)
 
     def close(self) -> None:
-        """Wait for what is under way. Repeats safely."""
+        """Wait for running calls. Repeats safely."""
         self._pool.shutdown()

@@ -25,7 +25,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class LeaseKeeper:
-    """Renews the lease in a thread of its own, whatever else takes long."""
+    """Renews the lease in a thread of its own, whatever takes long elsewhere."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LeaseKeeper:
         *,
         timing: Timing = Timing(),
     ) -> None:
-        """``lost`` is called from that thread when the pipeline is no longer ours."""
+        """``lost`` is called from that thread when another process has the pipeline."""
         self._store = store
         self._report = report
         self._lost = lost
@@ -49,11 +49,8 @@ class LeaseKeeper:
         self.error: BaseException | None = None
 
     def acquire(self, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Take the pipeline and keep it. Raises PipelineInUse.
-
-        A lease that a dead process has left is waited for, or taken at once if that process was
-        on this machine.
-        """
+        """Take the lease and keep it. Raises PipelineInUse. If a dead process has left a lease,
+        waits until it runs out, or takes it at once if that process was on this machine."""
         deadline = time.monotonic() + self._seconds + 1
         before: Lease | None = None
         while True:
@@ -74,7 +71,7 @@ class LeaseKeeper:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if the pipeline is no longer ours, or may be another's by now."""
+        """Raise if the pipeline is another process's, or may be by now."""
         if self.error is not None:
             raise self.error
         now = time.monotonic()
@@ -130,7 +127,7 @@ class LeaseKeeper:
 
 
 def _lives(before: Lease | None, now: Lease | None) -> bool:
-    """Whether the holder lives: it runs on this machine, or renewed its lease while we watched."""
+    """Whether the holder lives: it runs on this machine, or renewed its lease while we waited."""
     if now is None:
         return False
     if is_alive(now.holder):
@@ -140,7 +137,7 @@ def _lives(before: Lease | None, now: Lease | None) -> bool:
 
 
 _NOT_REPEATED = frozenset({"rollback_table_replication_state", "close"})
-"""An answer that got lost would make the second time do it twice."""
+"""Calls that are not repeated: if only the answer was lost, the second call would do it twice."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -148,9 +145,9 @@ _logger = structlog.get_logger(__name__)
 def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float) -> Store:
     """The store, for as long as the lease is ours.
 
-    While the store is away, calls wait for it: no table is to blame. The lease says how long that
-    may last. Once that is lost, every call raises: what is
-    in the store is another process's. ``pause``: seconds before it is asked again.
+    While the store is away, calls wait for it, because no table is to blame. The lease limits how
+    long. Once the lease is lost, every call raises, because the store's entries are another
+    process's. ``pause``: seconds between attempts.
     """
     return cast("Store", _HeldStore(store, lease, stop, pause))
 

@@ -1,4 +1,4 @@
-"""The phases of a table as a state machine: which moves there are, in one table."""
+"""The phases of a table as a state machine, with all allowed moves in one table."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOVES: dict[Phase, frozenset[Phase]] = {
     phase: steps | {Phase.ERRORED, Phase.INIT}
     for phase, steps in _STEPS.items()
 }
-"""To which phases a table can go from each."""
+"""The phases that a table can move to, by its phase."""
 
 COPYING = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.FINISHED_COPY})
 """The phases in which the table is copied."""
 
 FOLLOWED = frozenset({Phase.CATCHUP, Phase.SYNC_DONE, Phase.READY})
-"""The phases in which changes of the log are applied."""
+"""The phases in which the log's changes are applied."""
 
 
 def check_move(table: TableName, before: Phase, after: Phase) -> None:
@@ -40,7 +40,7 @@ def check_move(table: TableName, before: Phase, after: Phase) -> None:
 
 
 def resumed(failed_in: Phase) -> Phase:
-    """Where a table goes on that failed in this phase."""
+    """The phase in which a table continues that failed in this one."""
     match failed_in:
         case Phase.INIT | Phase.DATA_SYNC:
             return Phase.DATA_SYNC

@@ -1,8 +1,8 @@
 """pipeline.json: notes on a pipeline, for commands that do not have its settings.
 
-It stands in the folder of the pipeline's log and is written at each start, so that commands find a
-pipeline by its name alone. No password is in it. Nothing that a pipeline does depends on it but
-one thing: which publication it began with, if its settings do not say.
+It is in the folder of the pipeline's log and is written at each start, so that commands find a
+pipeline by its name alone. It has no password. A pipeline itself uses only one note: the
+publication that it began with, if its settings name none.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ class PipelineNotes:
     system: str
     """The source's system identifier and database, by which destinations tell sources apart."""
     destination: str
-    """Its URI, without secrets."""
+    """The source's URI, without secrets."""
     slot: str
     publication: str
     log: str
-    """The folder, as it was when this was written."""
+    """The folder at the time of writing."""
     begun: float
     """When it was started for the first time, as Unix time."""
     started: float
     stopped: float | None = None
-    """When it ended in order; None: it has not, so far."""
+    """When it last ended in order; None: it has not."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What was said of its settings, nested as in a settings file, but for secrets."""
+    """Its settings without secrets, nested as in a settings file."""
     left_out: tuple[str, ...] = ()
-    """The settings that had a secret in them, with dots. (Of source.uri, only that is missing.)"""
+    """The settings that had a secret, with dots. (Of source.uri, only the password is missing.)"""
 
     def writes(self, system: str, destination: str) -> bool:
-        """Whether this is where it takes its rows from, and where it brings them."""
+        """Whether the pipeline copies from this source to this destination."""
         return self.system == system and same_place(self.destination, destination)
 
 
 def write_notes(settings: Settings, system: str) -> bool:
-    """Write down the pipeline that is being started; its publication must have been chosen.
-    Whether there were no notes before."""
+    """Write the notes of a pipeline that is being started. Its publication must be chosen already.
+    Returns whether there were no notes before."""
     before = read_notes(settings.log_folder)
     if before is not None and before.name != settings.name:
         before = None
@@ -105,8 +105,8 @@ def write_notes(settings: Settings, system: str) -> bool:
 def with_chosen_publication(
     connection: Session, settings: Settings, *, begun: bool = False
 ) -> Settings:
-    """The settings with the publication of the pipeline, if they do not say it themselves.
-    ``begun``: its store has tables."""
+    """The settings with the pipeline's publication, if they name none. ``begun``: its store has
+    tables."""
     if settings.source.publication is not None:
         return settings
     notes = read_notes(settings.log_folder)
@@ -129,7 +129,7 @@ def note_stop(folder: Path) -> None:
 
 
 def remove_notes(folder: Path) -> None:
-    """Remove what stands beside the log. Repeats safely."""
+    """Remove the notes. Repeats safely."""
     for name in BESIDE:
         (folder / name).unlink(missing_ok=True)
 
@@ -148,7 +148,7 @@ def read_notes(folder: Path) -> PipelineNotes | None:
 
 
 def find_pipelines(parents: Iterable[Path]) -> Iterator[tuple[Path, PipelineNotes]]:
-    """The pipelines whose logs lie in these folders, or one below, with the logs' folders."""
+    """The pipelines whose logs are in these folders, or one level below, with the logs' folders."""
     seen = set()
     for parent in parents:
         with suppress(OSError):
@@ -160,12 +160,12 @@ def find_pipelines(parents: Iterable[Path]) -> Iterator[tuple[Path, PipelineNote
 
 
 def pipelines_on_this_machine(settings: Settings) -> Iterator[tuple[Path, PipelineNotes]]:
-    """Those that are found: their logs are where this one's is, or in the default place."""
+    """The pipelines that are found where this one's log is, and in the default folder."""
     return find_pipelines(dict.fromkeys((settings.log_folder.parent, default_logs())))
 
 
 def default_logs() -> Path:
-    """Below which a pipeline's log is unless its settings say otherwise."""
+    """The folder of all logs, unless settings name another."""
     return Path.home() / ".walflow"
 
 
@@ -176,7 +176,7 @@ def _write(folder: Path, notes: PipelineNotes) -> None:
 
 
 def _said(settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What was said, without secrets, and the settings that had some."""
+    """The settings without secrets, and the names of those that had one."""
     left_out: list[str] = []
 
     def cleaned(value: Any, path: tuple[str, ...]) -> Any:
@@ -206,7 +206,7 @@ def _said(settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _usable(said: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Without what is no setting (any more): another version may have written it."""
+    """Without unknown settings: another version of walflow may have written them."""
     kept = {}
     for key, value in said.items():
         below = (*path, key)

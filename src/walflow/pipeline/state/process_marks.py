@@ -1,7 +1,8 @@
-"""Whether the process that holds a lease still lives, where that can be seen.
+"""Whether the process that holds a lease is still alive, where that can be seen.
 
-Host names and process numbers do not say: containers share the one and repeat the other. So the
-id of a holder has a mark of where its process numbers count, and of when the process was started.
+Host names and process numbers are not enough: containers share host names and repeat process
+numbers. So a holder's id also has a mark of its process namespace and of when the process was
+started.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ __all__ = ["has_died", "is_alive", "is_held", "new_id", "runs_here"]
 
 
 def new_id() -> str:
-    """An id for a holder that is this process."""
+    """An id for this process as a holder."""
     return "/".join((str(uuid.uuid4()), _here(), _start_of(os.getpid()) or ""))
 
 
 def is_alive(holder: Holder) -> bool:
-    """Whether it certainly is."""
+    """Whether it certainly is alive."""
     mark = _mark_of(holder)
     return mark is not None and _start_of(holder.pid) == mark
 
 
 def has_died(holder: Holder) -> bool:
-    """Whether it certainly has."""
+    """Whether it certainly has ended."""
     mark = _mark_of(holder)
     return mark is not None and _start_of(holder.pid) != mark
 
 
 def is_held(lease: Lease | None) -> bool:
-    """Whether a process runs the pipeline, as far as can be seen from here."""
+    """Whether a process runs the pipeline, as far as this machine can see."""
     return lease is not None and lease.seconds_left > 0 and not has_died(lease.holder)
 
 
 def runs_here(pid: int) -> bool:
-    """Whether there is a process of that number, among those that can be seen from here."""
+    """Whether this machine can see a process of that number."""
     return _start_of(pid) is not None
 
 
 def _mark_of(holder: Holder) -> str | None:
-    """When the process was started; None if it is not one of those that can be seen from here."""
+    """When the process was started; None if this machine cannot see it."""
     match holder.id.split("/"):
         case [_, place, mark] if place == _here() and holder.host == socket.gethostname():
             return mark
@@ -54,7 +55,8 @@ def _mark_of(holder: Holder) -> str | None:
 
 @cache
 def _here() -> str:
-    """The same for all processes that see one another by their numbers, and for no others."""
+    """A text that is the same for all processes that see one another's numbers, and different for
+    others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -63,7 +65,7 @@ def _here() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When the process was started, as a mark; None if there is none of that number."""
+    """When the process was started, as a mark; None if there is no process of that number."""
     try:
         # The name, in parentheses, may have anything in it.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -30,13 +30,13 @@ _SHORT_PAUSE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How failures of tables are treated: the pipeline's settings."""
+    """The pipeline's settings for failed tables."""
 
     delay_seconds: float
     max_attempts: int
 
     def describe(self, error: Exception, phase: Phase, attempts: int) -> TableError:
-        """What is remembered of the error; ``attempts`` counts it already."""
+        """The error as it is stored. ``attempts`` includes this failure."""
         return TableError(
             code=error.code if isinstance(error, WalflowError) else type(error).__name__,
             reason=_storable(first_line(error)),
@@ -56,22 +56,23 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The source was in trouble: no table's fault, so the copy is tried again for as long as it
-    takes."""
+    """A copy that waits because the source was in trouble. No table is to blame, so it is tried
+    again without a limit."""
 
     until: float
     pause: float
     rows: int
-    """How many were read by then."""
+    """How many rows were read by then."""
 
     @property
     def soon(self) -> bool:
-        """Whether the snapshot is worth keeping until then: it holds the source's log back."""
+        """Whether the snapshot should be held until then, although it holds back the source's
+        log."""
         return self.pause <= _SHORT_PAUSE
 
 
 def next_pause(before: Postponed | None, rows: int) -> float:
-    """How long a copy waits that was interrupted when so many rows had been read."""
+    """How long an interrupted copy waits, by how many rows it had read."""
     # One that came on in between is interrupted for the first time again.
     if before is None or rows > before.rows:
         return _FIRST_PAUSE
@@ -79,23 +80,23 @@ def next_pause(before: Postponed | None, rows: int) -> float:
 
 
 def _storable(text: str) -> str:
-    """Without secrets, and without the halves of characters that a path may have."""
+    """The text without secrets, and without the lone surrogates that a path may have."""
     return redacted(text).encode(errors="backslashreplace").decode()
 
 
 def first_line(error: BaseException) -> str:
-    """What is to be told of it; of what Spark raises, the cause."""
+    """The error's message. For Spark's errors, the cause."""
     text = str(error).strip() if isinstance(error, WalflowError) else cause_of(error).message
     return (text or type(error).__name__).partition("\n")[0][:1000]
 
 
 def is_worth_retrying(error: BaseException) -> bool:
-    """Whether another attempt may succeed. Of errors that are not ours nobody knows."""
+    """Whether another attempt may succeed. For errors that are not ours, it may."""
     if isinstance(error, WalflowError):
         return error.retry
     return isinstance(error, Exception)
 
 
 def is_of_the_source(error: BaseException) -> bool:
-    """Whether the source as a whole is in trouble that may pass, and no table is to blame."""
+    """Whether the error is the source's and may pass, so that no table is to blame."""
     return isinstance(error, WalflowError) and error.kind is ErrorKind.SOURCE and error.retry

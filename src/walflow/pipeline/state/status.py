@@ -1,4 +1,4 @@
-"""How a whole pipeline is doing."""
+"""The status of a whole pipeline."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """The whole pipeline, as of now."""
+    """The whole pipeline at one moment."""
 
     tables: tuple[TableState, ...]
     wal_end: Lsn
-    """How far the source's log reached when last heard of."""
+    """How far the source's log reached at the last message."""
     log_end: Lsn
-    """All up to here is durable in the change log."""
+    """Everything up to here is durable in the change log."""
     routed: Lsn
-    """The position of tables that nothing waits for."""
+    """The position of tables that have applied everything."""
     applied: Lsn
-    """All up to here is in the destination, of every table that is followed."""
+    """Everything up to here is in the destination, for every followed table."""
     lag_seconds: float
     """The age of the oldest transaction in the log that is not applied; 0 if there is none."""
     uncertain: bool = False
-    """Whether a table is followed of which only an earlier run's position is known."""
+    """Whether some followed table's position is only that of an earlier run."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """How many were written since the start, by the destination's engine."""
+    """How many batches were written since the start, by the destination's engine."""
 
     @property
     def lag_bytes(self) -> int:
@@ -48,18 +48,18 @@ class PipelineStatus:
     # by itself until then; without it, however late that is.
 
     def reached(self, position: Lsn, by: float = math.inf) -> bool:
-        """Whether all up to the position is in the destination, of every table that is waited
-        for."""
+        """Whether everything up to the position is in the destination, for every table that is
+        waited for."""
         return not (self.under_way(by) or self.uncertain) and self.applied >= position
 
     @property
     def set_aside(self) -> tuple[TableState, ...]:
-        """Tables that go on only when an operator has done something."""
+        """Tables that continue only after an operator's request."""
         return self.left_out()
 
     @property
     def copying(self) -> bool:
-        """Whether a table is on its way into the destination, or comes back by itself."""
+        """Whether a table is being copied, catches up, or is tried again by itself."""
         return self.under_way()
 
     def left_out(self, by: float = math.inf) -> tuple[TableState, ...]:
@@ -71,14 +71,14 @@ class PipelineStatus:
         )
 
     def under_way(self, by: float = math.inf) -> bool:
-        """Whether a table is on its way into the destination, or is waited for to come back."""
+        """Whether some table is being copied or catches up, or its next attempt is waited for."""
         return any(
             not state.followed and (state.set_aside is None or state.comes_back(by))
             for state in self.tables
         )
 
     def report(self) -> Report:
-        """What other processes may know of it."""
+        """The part of the status that other processes can see."""
         behind = {
             state.schema.oid: state.position
             for state in self.tables
@@ -96,7 +96,7 @@ class PipelineStatus:
         )
 
     def check_none_set_aside(self, by: float = math.inf) -> None:
-        """Raise TablesSetAside if some were and are not waited for."""
+        """Raise TablesSetAside if some tables were set aside and are not waited for."""
         aside = self.left_out(by)
         if not aside:
             return

@@ -29,23 +29,23 @@ __all__ = ["TableState", "Tables"]
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table, as of now: what is stored of it, with what the store has elsewhere."""
+    """One table now: its stored state, and what the store has of it elsewhere."""
 
     stored: TableReplicationState
-    """As the store has it, or will have it when progress is saved."""
+    """As it is in the store, or will be when progress is saved."""
     schema: TableSchema
-    """The schema that the destination's table has, or is being brought to, under the source's
+    """The schema that the destination's table has or is being brought to, with the source's
     name."""
     destination: TableName
     """The destination's name for it."""
     lag_seconds: float = 0.0
-    """The age of the oldest transaction that waits for it; 0 if none does."""
+    """The age of the oldest transaction that waits for the table; 0 if none does."""
 
     @classmethod
     def new(
         cls, schema: TableSchema, destination: TableName, phase: Phase = Phase.INIT, **stored: Any
     ) -> TableState:
-        """A table that enters the phase now; ``stored``: further fields of what is stored."""
+        """A table that enters the phase now. ``stored``: further fields of the stored state."""
         stored = {"since": time.time(), **stored}
         state = TableReplicationState(schema.name, phase, schema_version=schema.version, **stored)
         return cls(state, schema, destination)
@@ -57,7 +57,7 @@ class TableState:
         destination: TableName | None = None,
         **stored: Any,
     ) -> TableState:
-        """With another schema or destination, or other fields of what is stored."""
+        """The same with another schema or destination, or other fields of the stored state."""
         schema = schema or self.schema
         now = replace(self.stored, **stored, table=schema.name)
         if not now.changing:
@@ -78,8 +78,8 @@ class TableState:
 
     @property
     def position(self) -> Lsn:
-        """All changes of the table up to here are in the destination; while it is copied: those
-        after it are needed."""
+        """All changes of the table up to here are in the destination. While it is copied: changes
+        after this are needed."""
         return self.stored.position
 
     @property
@@ -113,7 +113,7 @@ class TableState:
 
     @property
     def set_aside(self) -> TableError | None:
-        """Why nobody works on it; None: it was not set aside, or is being tried again."""
+        """Why nobody works on it. None: it was not set aside, or it is being tried again."""
         return self.error if self.phase is Phase.ERRORED else None
 
     @property
@@ -130,15 +130,15 @@ class TableState:
 
     @property
     def destination_schema(self) -> TableSchema:
-        """The schema as the destination is given it."""
+        """The schema, as the destination gets it."""
         return replace(self.schema, name=self.destination)
 
 
 class Tables:
     """The states of all tables, by oid. All calls may come from several threads.
 
-    A move is in the store before it is in memory, and so before anyone acts on it. Progress
-    inside a phase is only in memory until ``save``.
+    A move is in the store before it is in memory, and so before anyone acts on it. Progress inside
+    a phase is only in memory until ``save``.
     """
 
     def __init__(self, store: Store, retries: Retries) -> None:
@@ -146,7 +146,7 @@ class Tables:
         self._retries = retries
         self._lock = threading.Lock()
         self._moving: dict[int, threading.RLock] = defaultdict(threading.RLock)
-        """One move of a table at a time; the store may take long, and readers do not wait."""
+        """One move of a table at a time. The store may take long, but readers do not wait."""
         self._states: dict[int, TableState] = {}
         self._unsaved: set[int] = set()
 
@@ -172,7 +172,7 @@ class Tables:
         self._store.store_table_schema(schema)
 
     def stored(self) -> Mapping[int, TableReplicationState]:
-        """What the store has of all tables, also of those that are not taken over yet."""
+        """The stored states of all tables, including those that are not loaded yet."""
         return self._store.get_table_replication_states()
 
     def is_stored(self, oid: int) -> bool:
@@ -192,7 +192,7 @@ class Tables:
             self._states[state.schema.oid] = state
 
     def add(self, *states: TableState) -> None:
-        """Tables that the store does not have yet."""
+        """Add tables that the store does not have yet."""
         for state in states:
             self._store.store_table_mapping(state.schema.oid, state.destination)
         self._store.update_table_replication_states(
@@ -204,9 +204,9 @@ class Tables:
             self._states.update({state.schema.oid: state for state in states})
 
     def move(self, oid: int, phase: Phase, **changes: Any) -> TableState:
-        """Go to another phase, with some fields changed, and remember it."""
+        """Move the table to another phase, with some fields changed, and store that."""
         with self._moving[oid]:
-            before = self._known(oid)
+            before = self._state(oid)
             check_move(before.name, before.phase, phase)
             failpoint(f"move.{phase.name.lower()}", before.name)
             state = self._persist(before, phase=phase, since=time.time(), **changes)
@@ -216,18 +216,17 @@ class Tables:
     def fail(self, oid: int, error: Exception) -> TableState:
         """Set the table aside."""
         with self._moving[oid]:
-            before = self._known(oid)
+            before = self._state(oid)
             failed_in = stands_at(before)
             attempts = before.attempts + 1
             described = self._retries.describe(error, failed_in, attempts)
             return self.move(oid, Phase.ERRORED, attempts=attempts, error=described)
 
     def retry(self, oid: int, *, resolved: bool = False) -> TableState:
-        """A table that was set aside goes on where it failed. Its error stays until it succeeds, so
-        that an operator sees that something is wrong; unless the cause is known to be gone
-        (``resolved``)."""
+        """Continue a table that was set aside where it failed. Its error stays until the table
+        succeeds, so that operators see it, unless the cause is gone (``resolved``)."""
         with self._moving[oid]:
-            before = self._known(oid)
+            before = self._state(oid)
             assert before.set_aside is not None
             phase = resumed(before.set_aside.phase)
             if resolved:
@@ -235,17 +234,16 @@ class Tables:
             return self.move(oid, phase)
 
     def give_up_changes(self, oid: int, hint: str) -> None:
-        """The log no longer keeps what an errored table lacks: only a new copy helps."""
+        """The log has dropped changes that the table lacks: only a new copy helps."""
         with self._moving[oid]:
-            before = self._known(oid)
+            before = self._state(oid)
             if before.set_aside is None:
                 return
             error = replace(before.set_aside, retry=RetryPolicy(RetryKind.NONE), hint=hint)
             self._persist(before, error=error)
 
     def start_over(self, oid: int, **changes: Any) -> TableState:
-        """Copy the table again, from nothing. What went wrong before stays known until that has
-        succeeded."""
+        """Copy the table again from nothing. Its error stays until the copy has succeeded."""
         with self._moving[oid]:
             changed = self.move(
                 oid,
@@ -260,9 +258,9 @@ class Tables:
             return changed
 
     def forget_positions(self) -> None:
-        """Start all tables over, also those that only the store knows yet, because their positions
-        mean nothing any more. Called before the source gives positions of another history: after
-        a kill in between, old positions must not be taken for new ones."""
+        """Start all tables over, including those that only the store has, because their positions
+        have no meaning any more. Call this before the source gives positions of another history:
+        after a kill, old positions must not be mistaken for new ones."""
         now = time.time()
         stored = {
             oid: replace(state, phase=Phase.INIT, since=now, position=Lsn(0), changing=False)
@@ -278,19 +276,19 @@ class Tables:
     # Schema and name.
 
     def begin_change(self, oid: int, schema: TableSchema) -> TableState:
-        """The destination's table is about to get this schema."""
+        """Note that the destination's table is about to get this schema."""
         with self._moving[oid]:
             # The one without the other says that nothing has happened yet.
-            self._persist(self._known(oid), changing=True)
+            self._persist(self._state(oid), changing=True)
             return self._with_schema(oid, schema)
 
     def end_change(self, oid: int) -> TableState:
-        """It has got that schema."""
+        """Note that it has this schema now."""
         with self._moving[oid]:
-            return self._persist(self._known(oid), changing=False)
+            return self._persist(self._state(oid), changing=False)
 
     def adopt(self, oid: int, schema: TableSchema) -> TableState:
-        """The destination's table has this schema as it is."""
+        """The destination's table already has this schema."""
         with self._moving[oid]:
             state = self._with_schema(oid, schema)
             with self._lock:
@@ -298,9 +296,9 @@ class Tables:
             return state
 
     def rename(self, oid: int, name: TableName, destination: TableName) -> TableState:
-        """The table, and what the destination has of it, have other names."""
+        """Give the table, and the destination's table, other names."""
         with self._moving[oid]:
-            before = self._known(oid)
+            before = self._state(oid)
             self._store.store_table_mapping(oid, destination)
             schema = replace(before.schema, name=name)
             return self._persist(before, schema=schema, destination=destination)
@@ -312,7 +310,7 @@ class Tables:
         return state
 
     def roll_back(self, oid: int) -> TableState:
-        """Go back to the state before; raises NothingToRollBack."""
+        """Go back to the previous state. Raises NothingToRollBack."""
         with self._moving[oid]:
             stored = self._store.rollback_table_replication_state(oid)
             # The schema that the destination's table had then, if there was one.
@@ -332,7 +330,7 @@ class Tables:
                 self._states.pop(oid, None)
                 self._unsaved.discard(oid)
 
-    def _known(self, oid: int) -> TableState:
+    def _state(self, oid: int) -> TableState:
         with self._lock:
             return self._states[oid]
 
@@ -350,7 +348,8 @@ class Tables:
     # Progress inside a phase.
 
     def update(self, oid: int, **changes: Any) -> TableState | None:
-        """Replace some of a table's fields, but not its phase; None if it has left meanwhile."""
+        """Change some fields of a table's state, but not its phase. None if the table has left
+        meanwhile."""
         with self._lock:
             state = self._states.get(oid)
             if state is None:
@@ -360,7 +359,7 @@ class Tables:
             return state
 
     def save(self, *only: int) -> None:
-        """Put the progress since the last call into the store, of all tables or of these."""
+        """Store the progress since the last call, of all tables or of these."""
         with self._lock:
             oids = self._unsaved & set(only) if only else self._unsaved
             self._unsaved = self._unsaved - oids

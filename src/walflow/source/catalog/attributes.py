@@ -1,4 +1,5 @@
-"""Columns as the catalog has them: those that are gone too, and what older rows have in them."""
+"""Columns as the catalog has them, dropped ones too, and the values that older rows have in
+them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ SELECT a.attrelid, stored.filenodes,
 @dataclass(frozen=True, slots=True)
 class Attribute:
     name: str
-    """Of a dropped one the name that Postgres gave it then."""
+    """The column's name. For a dropped column, the name that Postgres gave it then."""
     attnum: int
     type_oid: int
     """0 if it is dropped."""
@@ -65,7 +66,7 @@ class Attribute:
     generated: bool = False
     dropped: bool = False
     altered: int = 0
-    """The transaction that altered it last; 0: unknown at the time of the message."""
+    """The transaction that last altered it. 0: unknown at the time of the message."""
     stable: bool = False
     """It has not been altered since the oldest change that the slot can still send."""
     missing: str | None = None
@@ -74,10 +75,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Of one relation, as the catalog has it at one moment."""
+    """One relation's columns, as the catalog has them at one moment."""
 
     all: tuple[Attribute, ...] = ()
-    """By number, the dropped ones too."""
+    """By attribute number, dropped columns too."""
     filenodes: frozenset[int] = frozenset()
 
     @property
@@ -90,8 +91,8 @@ def read_attributes(
 ) -> dict[int, Attributes]:
     """Read the attributes of each relation; none for a relation that is gone.
 
-    Which of them are stable is known only with a slot: it holds back the catalog's past for as
-    long as it needs it.
+    Whether they are stable is known only with a slot: the slot makes Postgres keep the catalog's
+    past for as long as it is needed.
     """
     found: dict[int, list[Attribute]] = {oid: [] for oid in oids}
     filenodes: dict[int, frozenset[int]] = {}
@@ -128,10 +129,8 @@ def _only_element(array: str) -> str:
 
 
 def missing_array(column: Column) -> pa.Array[Any]:
-    """The value of the column in rows from before it was added, as one value of the log's type.
-
-    To be called only where it is known.
-    """
+    """The column's value in rows from before it was added, as one value of the log's type. Call
+    this only if the value is known."""
     return _missing(column)[0]
 
 

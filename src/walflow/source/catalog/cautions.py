@@ -1,4 +1,4 @@
-"""What works, but not as the operator may expect."""
+"""Warnings about things that work, but not as the operator may expect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Caution:
 def publication_cautions(
     publication: Publication, tables: Sequence[PublishedTable], chosen: TablesSettings
 ) -> Iterator[Caution]:
-    """Of a publication and those of its tables that are chosen."""
+    """Warnings about a publication and those of its tables that are chosen."""
     name = quote_identifier(publication.name)
     if not tables:
         which = " that tables.include and tables.exclude choose" if chosen.choose else ""
@@ -53,7 +53,8 @@ def publication_cautions(
 def identity_cautions(
     publication: Publication, tables: Sequence[PublishedTable]
 ) -> Iterator[Caution]:
-    """Of tables whose updates and deletes Postgres refuses, because they are published."""
+    """Warnings about tables whose updates and deletes Postgres refuses, because they are
+    published."""
     if not publication.needs_identity:
         return
     without = [name for table in tables for name in table.without_identity]

@@ -1,14 +1,14 @@
-"""Which columns of a table a relation message speaks of.
+"""Finds out which columns of a table a relation message describes.
 
-A message names columns in the order of their attribute numbers, without the numbers; and the
-catalog shows the table as it is by now, perhaps several alterations later. So a name proves
-little: it may have been given to another column since. What is certain:
+A message names columns in the order of their attribute numbers, without the numbers. The catalog
+shows the table as it is now, perhaps several ALTERs later. So a name proves little: it may belong
+to another column since. These facts are certain:
 
-- A column that was there before and is there now was there in between.
-- Numbers are given out in ascending order, once. If a column is in the message, so are those with
-  smaller numbers that are there now.
-- What has not been altered since, or for as long as the slot can tell of, is in the message as it
-  is now.
+- A column that existed before and exists now existed in between.
+- Numbers are given out in ascending order, once. If a column is in the message, so are all columns
+  with smaller numbers that exist now.
+- A column that has not been altered since, or for as long as the slot can tell, is in the message
+  as it is now.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What is known of an attribute that may be in the message."""
+    """An attribute that may be in the message, and what is certain about it."""
 
     attnum: int
     required: bool
@@ -35,15 +35,15 @@ class _Candidate:
     barring: bool
     """If it is not in the message, no later one is either."""
     place: int | None
-    """Where in the message it is, if it is there; None: it may be anywhere."""
+    """Its place in the message, if it is there. None: it may be anywhere."""
 
 
 _Taken = tuple[int, "_Taken"] | tuple[()]
-"""Numbers for the first columns of the message: the last one, and those before it."""
+"""Numbers for the first columns of the message: the last one of them, and those before it."""
 
 _Ways = dict[tuple[int, bool], tuple[int, _Taken]]
 """By state (how many columns have a number, and whether no further attribute may be in the
-message): how many ways lead to it, counted up to two, and one of them."""
+message): how many solutions lead to it, counted up to two, and one of them."""
 
 _MANY_WAYS = 500
 
@@ -51,13 +51,12 @@ _MANY_WAYS = 500
 def match_columns(
     before: TableSchema | None, columns: Sequence[RelationColumn], attributes: Sequence[Attribute]
 ) -> tuple[int, ...] | None:
-    """The attribute numbers of a message's columns; None if several answers are possible.
+    """The attribute numbers of a message's columns. None if several answers are possible.
 
     ``before`` is an earlier schema of the table, with numbers, or None. ``attributes`` are the
-    table's by number, as the catalog has them later, dropped ones included.
-
-    The publication's list of columns must not have changed in between. (A table that is published
-    in another way is copied again in any case.)
+    table's, by number, as the catalog has them later, dropped ones included. The publication's
+    column list must not have changed in between. (A table that is published differently is copied
+    again anyway.)
     """
     if before is not None and not before.numbered:
         before = None

@@ -1,7 +1,7 @@
 """How a table is published, with marks that show whether it was published without a break.
 
-What was dropped and created again has another oid. What has no oid (a partition's link to its
-parent, a table's place in a schema) was written by another transaction.
+A table that was dropped and created again has another oid. Things without an oid (a partition's
+link to its parent, a table's place in a schema) are marked by the transaction that wrote them.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ INSIDE_TYPE = """
        SELECT atttypid FROM pg_attribute
         WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped) AS inside (oid)
  WHERE inside.oid >= 16384"""
-"""From the types ``t`` (in ``pg_type``) to those that they are made of, one step: through domains,
-arrays, ranges and composites."""
+"""From the types ``t`` (in ``pg_type``) to the types that they consist of, one step: through
+domains, arrays, ranges and composites."""
 
 # The parts of domains and ranges never change. A type that was altered and altered back counts as
 # changed, because the log may have texts of the time in between. Renaming a label writes its row.
@@ -130,11 +130,11 @@ class _Link:
     oid: int
     parent: int
     partitioned: bool
-    """Then it has no rows of its own."""
+    """If so, it has no rows of its own."""
     attached: int
-    """The transaction that did it."""
+    """The transaction that made it a partition."""
     born: bool
-    """Made as a partition, not attached later."""
+    """It was created as a partition, not attached later."""
 
 
 def read_memberships(
@@ -143,10 +143,8 @@ def read_memberships(
     tables: Mapping[int, str | None],
     rowless: frozenset[int],
 ) -> dict[int, Membership]:
-    """Of these tables (oids, with their row filters); for use inside a ``brief_look``.
-
-    ``rowless``: relations that were seen to have no pages before this was called.
-    """
+    """The memberships of these tables (oids, with their row filters). Call it inside a
+    ``brief_look``. ``rowless``: relations that had no pages before this was called."""
     oids = list(tables)
     entries: dict[int, set[str]] = defaultdict(set)
     schemas = _SCHEMA_ENTRIES if connection.info.server_version >= 150000 else ""
@@ -177,8 +175,8 @@ def read_memberships(
 def read_type_facts(
     connection: Session, types: Collection[int]
 ) -> dict[int, frozenset[tuple[int, str]]]:
-    """For each of these types what the texts of its stored values depend on, as (type, fact), of
-    itself and of the types that it is made of: an enum's labels, and a composite's attributes."""
+    """The facts that the texts of stored values depend on, for each of these types and the types
+    that they consist of, as (type, fact): an enum's labels, and a composite's attributes."""
     found: dict[int, set[tuple[int, str]]] = {oid: set() for oid in types}
     for root, oid, fact in connection.execute(_TYPE_FACTS, [sorted(types)]):
         found[root].add((oid, fact))

@@ -1,4 +1,4 @@
-"""Where the rows of tables lie."""
+"""The relations that hold the rows of tables."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["LiesInRelations", "PhysicalRelation", "read_relations"]
 
 @dataclass(frozen=True, slots=True)
 class PhysicalRelation:
-    """A table with rows of its own: the published one, or a partition of it."""
+    """A table with rows of its own: the published table, or a partition of it."""
 
     oid: int
     name: TableName
     pages: int
     bytes: int
-    """With its TOASTed values, which the pages do not count."""
+    """Including TOASTed values, which the pages do not include."""
     rows: int
-    """As last counted by the server; 0 if never."""
+    """By the server's last count; 0 if it never counted."""
     closed: bool
-    """Our role may not use its schema."""
+    """Our role may not use the relation's schema."""
     granted: frozenset[str] | None
-    """The columns that our role may SELECT, with those that every table has; None: all."""
+    """The columns that our role may SELECT, including system columns. None: all."""
     hidden: bool
     """Our role may SELECT from it, but row security may hide rows."""
     has_identity: bool
-    """Whether Postgres logs what finds the old row of an update or delete."""
+    """Whether Postgres logs the key by which an update or delete finds the old row."""
     filenode: int
-    """The file that its rows lie in: another one once it was rewritten. 0 if it was just dropped.
-    """
+    """The file of its rows (relfilenode). A rewritten table has another one. 0 if the table was
+    just dropped."""
 
     def unreadable(self, columns: Iterable[str]) -> Unreadable | None:
-        """What keeps our role from copying these columns; None: nothing does."""
+        """What our role lacks to copy these columns. None: nothing."""
         lacking: tuple[str, ...] | None = ()
         if self.granted is not None:
             lacking = tuple(name for name in (PLACE, *columns) if name not in self.granted)
@@ -48,7 +48,7 @@ class PhysicalRelation:
 
 
 class LiesInRelations:
-    """A table whose rows lie in these: itself, or its partitions."""
+    """A table with the relations that hold its rows: itself, or its partitions."""
 
     __slots__ = ()
     relations: tuple[PhysicalRelation, ...]
@@ -59,12 +59,12 @@ class LiesInRelations:
 
     @property
     def rows(self) -> int:
-        """The server's estimate."""
+        """The server's estimate of the number of rows."""
         return sum(relation.rows for relation in self.relations)
 
     @property
     def without_identity(self) -> tuple[TableName, ...]:
-        """Those of them whose updates and deletes Postgres refuses once they are published."""
+        """Those relations whose updates and deletes Postgres refuses once they are published."""
         return tuple(part.name for part in self.relations if not part.has_identity)
 
 
@@ -94,7 +94,7 @@ SELECT root, c.oid, n.nspname, c.relname, c.relreplident,
 def read_relations(
     connection: Session, oids: Sequence[int]
 ) -> dict[int, tuple[PhysicalRelation, ...]]:
-    """For each of these tables those that have its rows, sorted by name."""
+    """For each of these tables, the relations that hold its rows, sorted by name."""
     rows = connection.execute(_RELATIONS, [list(oids)]).fetchall()
     identities = Identities(connection, [row[1] for row in rows])
     found: dict[int, list[PhysicalRelation]] = {oid: [] for oid in oids}

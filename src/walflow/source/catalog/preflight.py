@@ -49,17 +49,18 @@ OLDEST_VERSION = 14
 class Preflight:
     server: Server
     timeline: int
-    """Of the server's log."""
+    """The current position of the server's log."""
     slot: SlotState
     publication: Publication | None
-    """None: there is none yet, and walflow was asked to make it."""
+    """None: it does not exist yet, and walflow was asked to create it."""
     create_tables: tuple[TableName, ...]
-    """For a publication that is to be made; empty: all tables."""
+    """The tables of a publication that is to be created; empty: all tables."""
     tables: tuple[PublishedTable, ...]
-    """What is published and followed; empty if the publication is still to be made."""
+    """The tables that are published and followed. Empty if the publication is still to be
+    created."""
     warnings: tuple[str, ...]
     lost: SlotLost | None = None
-    """The slot is there, but was given up by Postgres, and is to be made again."""
+    """Set if the slot exists, but Postgres has invalidated it, and it is to be replaced."""
 
 
 def preflight(
@@ -74,13 +75,14 @@ def preflight(
     failover: bool = False,
     resync_lost_slot: bool = False,
 ) -> Preflight:
-    """Check that this source can be followed by this role; changes nothing.
+    """Check whether this role can follow this source. Changes nothing. Raises the error for the
+    first thing that cannot work. Warnings are for things that work, but not as the operator may
+    expect.
 
-    Raises the error for the first thing that cannot work. Warnings name what works, but not as
-    the operator may expect. ``tables``: only these are looked at, or put into a publication that is
-    to be made. Without ``strict``, what is wrong with single tables stays in their ``problem`` and
-    does not stop the others; with ``resync_lost_slot``, an invalidated slot is in ``lost`` and does
-    not stop either. ``failover``: the slot is to be one that standbys keep.
+    ``tables``: check only these, and put only these into a new publication. Without ``strict``,
+    errors of single tables are stored in their ``problem`` and do not stop the others. With
+    ``resync_lost_slot``, an invalidated slot is returned in ``lost`` and does not stop the start.
+    ``failover``: the slot must be one that is synchronized to standbys.
     """
     tables = tables or TablesSettings()
     server = read_server(connection)
@@ -148,7 +150,7 @@ def check_server(server: Server) -> None:
 
 
 def _rights_cautions(connection: Session, tables: Sequence[PublishedTable]) -> Iterator[Caution]:
-    """Each of them says what it lacks; one statement for all is quicker to paste."""
+    """Raise one error for several tables, with one statement for all, which is quicker to paste."""
     refusal = refused_reading(connection, tables)
     if refusal is not None and sum(bool(table.unreadable) for table in tables) > 1:
         yield Caution(refusal.message, refusal.hint)
@@ -157,8 +159,8 @@ def _rights_cautions(connection: Session, tables: Sequence[PublishedTable]) -> I
 def require_followable(
     connection: Session, tables: Sequence[PublishedTable], *, all_of_them: bool = True
 ) -> None:
-    """Raise what keeps tables from being followed: any of them, or if not ``all_of_them`` need
-    be, only if there is none that can be."""
+    """Raise the error that keeps tables from being followed: of any table, or, unless
+    ``all_of_them``, only if no table can be followed."""
     if not all_of_them and any(table.problem is None for table in tables):
         return
     for table in tables:

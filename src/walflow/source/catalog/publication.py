@@ -1,4 +1,4 @@
-"""Publications: what a publication says it publishes, and making one."""
+"""Publications: reading what one publishes, and creating one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 FORMER_NAME = "walflow"
-"""What the publication of every pipeline was called by default, before each had its own."""
+"""The default name of every pipeline's publication, before each pipeline had its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Publication:
     delete: bool
     truncate: bool
     via_root: bool
-    """Changes of partitions appear as changes of the partitioned table."""
+    """Whether changes of partitions appear as changes of the partitioned table."""
     version: str
-    """Another one after every change of what stands above. Adding and dropping tables and
-    schemas leaves it, as do comments, VACUUM (FREEZE or FULL) and setting the present owner; a
-    new owner and another name do not, and there is nothing that would tell those apart."""
+    """The transaction that last changed what stands above. Adding and dropping tables and schemas
+    does not change it; neither do comments, VACUUM (FREEZE or FULL), and setting the present owner
+    again. A new owner or another name does change it: nothing distinguishes these cases."""
 
     @property
     def needs_identity(self) -> bool:
@@ -72,12 +72,12 @@ class Publication:
 
     @property
     def published(self) -> frozenset[str]:
-        """The kinds of change that it has."""
+        """The kinds of change that it publishes."""
         return frozenset(kind for kind, published in self._kinds.items() if published)
 
     @property
     def unpublished(self) -> tuple[str, ...]:
-        """The kinds of change that it leaves out."""
+        """The kinds of change that it does not publish."""
         return tuple(kind for kind, published in self._kinds.items() if not published)
 
     @property
@@ -99,10 +99,10 @@ _USABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
 
 @contextmanager
 def brief_look(connection: Session, doing: str) -> Iterator[None]:
-    """For looking at tables that others alter meanwhile; ``doing`` completes "Could not …".
+    """Read tables that others may alter meanwhile. ``doing`` completes "Could not …".
 
-    Waits for no lock long, but raises ``TableLocked``; raises ``PublicationChanged`` for a table
-    that was dropped just then. Both are worth another look.
+    Does not wait long for a lock: raises ``TableLocked``. Raises ``PublicationChanged`` for a table
+    that was just dropped. Both are worth another attempt.
     """
     with source_errors(doing):
         try:
@@ -139,7 +139,7 @@ def find_publication(connection: Session, name: str) -> Publication | None:
 
 
 def read_publication(connection: Session, name: str) -> Publication:
-    """The publication; raises ``PublicationMissing``."""
+    """The publication. Raises ``PublicationMissing``."""
     found = find_publication(connection, name)
     if found is not None:
         return found
@@ -157,19 +157,18 @@ def read_publication(connection: Session, name: str) -> Publication:
 
 @source_errors("list the publications")
 def publication_oids(connection: Session) -> frozenset[str]:
-    """Of all publications that there are."""
+    """The oids of all publications."""
     return frozenset(oid for (oid,) in connection.execute("SELECT oid::text FROM pg_publication"))
 
 
 def publication_loss(
     name: str, followed: Collection[str], existing: Collection[str]
 ) -> SlotLost | None:
-    """How it came that changes are missing, if one of the publications that tables have been
-    ``followed`` by (oids) is not among those that there are; ``name``: of the one that is used,
-    which was made again, or which the settings name now.
+    """Why changes are missing, if one of the publications in ``followed`` (oids) does not exist any
+    more. ``name``: the publication in use, which was created again, or which the settings name now.
 
-    What was changed before that one was made is in no stream of it: up to Postgres 17 the server
-    refuses to read that part of its log at all, and later ones leave it out.
+    No stream of a new publication has changes from before its creation: up to Postgres 17 the
+    server refuses to read that part of its log, and later versions leave it out.
     """
     if set(followed) <= set(existing):
         return None
@@ -182,7 +181,8 @@ def publication_loss(
 
 
 def publication_sql(name: str, tables: Sequence[TableName]) -> str:
-    """The statement that makes the publication: for these tables, or for all if none."""
+    """The statement that creates the publication: for these tables, or for all if none are
+    given."""
     what = "TABLE " + ", ".join(table.quoted for table in tables) if tables else "ALL TABLES"
     return (
         f"CREATE PUBLICATION {quote_identifier(name)} FOR {what}"
@@ -197,10 +197,11 @@ def create_publication(
     *,
     pipeline: str | None = None,
 ) -> Publication:
-    """Make the publication for these tables (all, if none); one of that name stays as it is.
+    """Create the publication for these tables (all, if none). An existing one of that name stays as
+    it is.
 
-    A new one says in its comment which pipeline it was made for (see ``made_by_walflow``).
-    Raises ``NoReplicaIdentity`` rather than making Postgres refuse the application's updates.
+    The comment of a new one says which pipeline it was created for (see ``made_by_walflow``).
+    Raises ``NoReplicaIdentity`` instead of making Postgres refuse the application's updates.
     """
     found = find_publication(connection, name)
     if found is not None:
@@ -231,9 +232,9 @@ def chosen_publication(
 ) -> str:
     """The publication of a pipeline whose settings name none.
 
-    It is the one that the pipeline began with: ``noted`` beside its log, or found out. A pipeline
-    that has ``begun`` (or has its slot) before there were notes began with FORMER_NAME. A new one
-    follows FORMER_NAME only if that was not created by walflow: a publication of another pipeline
+    It is the one that the pipeline began with: it is ``noted`` beside the log, or found out. A
+    pipeline that has ``begun`` (or has its slot) and has no notes began with FORMER_NAME. A new
+    pipeline uses FORMER_NAME only if walflow did not create it: a publication of another pipeline
     is dropped with that pipeline.
     """
     if noted is not None:
@@ -268,9 +269,9 @@ def other_users(
 ) -> tuple[str, ...]:
     """The slots of this database, other than ``slot``, whose readers use the publication, or may.
 
-    Postgres does not keep which publication a slot is for. ``publications`` has it for some slots,
+    Postgres does not store which publication a slot is for. ``publications`` has it for some slots,
     and a connected reader's query shows it. Any other slot may be for FORMER_NAME, which all
-    pipelines once used, unless there is a publication of the slot's own name.
+    pipelines once used, unless a publication has the slot's own name.
     """
     rows = connection.execute(
         "SELECT s.slot_name::text, coalesce(a.query, ''),"
@@ -298,7 +299,7 @@ _IDENTIFIER = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
 
 
 def _identifiers(text: str) -> set[str]:
-    """A list of names as Postgres reads it: without quotes, letters are small."""
+    """A list of names as Postgres reads it: names without quotes become lower case."""
     return {
         bare.lower() if bare else quoted.replace('""', '"')
         for quoted, bare in _IDENTIFIER.findall(text)
@@ -307,7 +308,7 @@ def _identifiers(text: str) -> set[str]:
 
 @source_errors("see who made the publication")
 def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
-    """Whether there is such a publication, and walflow made it for this pipeline."""
+    """Whether the publication exists, and walflow created it for this pipeline."""
     row = connection.execute(
         "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s",
         [name],
@@ -316,7 +317,7 @@ def made_by_walflow(connection: Session, name: str, pipeline: str) -> bool:
 
 
 def hand_over_publication(connection: Session, name: str, pipeline: str) -> None:
-    """Have the publication be another pipeline's: whose ``drop`` then drops it."""
+    """Note another pipeline as the publication's owner. That pipeline's ``drop`` then drops it."""
     with source_errors(f'comment on the publication "{name}"'):
         connection.execute(
             sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
@@ -326,7 +327,7 @@ def hand_over_publication(connection: Session, name: str, pipeline: str) -> None
 
 
 def drop_publication(connection: Session, name: str) -> None:
-    """Drop the publication; nothing if there is none."""
+    """Drop the publication, if it exists."""
     with source_errors(f'drop the publication "{name}"'):
         connection.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}")
 
@@ -350,14 +351,14 @@ SELECT n.nspname, c.relname
 
 @source_errors("look up the tables")
 def find_tables(connection: Session, chosen: TablesSettings) -> list[TableName]:
-    """The tables of the database that are chosen, sorted by name."""
+    """The chosen tables of the database, sorted by name."""
     tables = (TableName(*row) for row in connection.execute(_TABLES))
     return [table for table in tables if chosen.have(table)]
 
 
 def require_tables(connection: Session, chosen: TablesSettings) -> list[TableName]:
-    """Those of ``find_tables``, for a publication; raises ``ConfigError`` if a table that is
-    named, or every one, is missing."""
+    """The tables of ``find_tables``, for a publication. Raises ``ConfigError`` if a named table is
+    missing, or if there is no table at all."""
     every = find_tables(connection, TablesSettings())
     names = [str(table) for table in every]
     for name in chosen.named:
@@ -400,7 +401,7 @@ SELECT n.nspname, c.relname
 def tables_without_identity(
     connection: Session, tables: Sequence[TableName] = ()
 ) -> list[TableName]:
-    """Which of these tables (of all, if none) have no identity for updates; partitions too."""
+    """Which of these tables (of all, if none), partitions too, have no replica identity."""
     names = [table.quoted for table in tables]
     rows = connection.execute(_WITHOUT_IDENTITY, {"all": not names, "names": names}).fetchall()
     return [TableName(*row) for row in rows]

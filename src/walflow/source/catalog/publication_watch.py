@@ -1,4 +1,4 @@
-"""Whether what is published has changed, asked every few seconds at next to no cost."""
+"""Whether the published tables have changed, checked every few seconds at almost no cost."""
 
 from __future__ import annotations
 
@@ -103,12 +103,9 @@ _SCHEMA_ENTRIES = """
 
 
 def publication_fingerprint(connection: Session, publication: str) -> str:
-    """A text that is another one as soon as ``published_tables`` has something new to say of
-    names, columns, types, keys, filters, partitions, files or membership; rows and sizes do not
-    count.
-
-    Raises ``PublicationMissing``, and what ``brief_look`` raises.
-    """
+    """A text that changes whenever ``published_tables`` would return other names, columns, types,
+    keys, filters, partitions, files or membership. Row counts and sizes do not count. Raises
+    ``PublicationMissing``, and what ``brief_look`` raises."""
     schema_entries = _SCHEMA_ENTRIES if connection.info.server_version >= 150000 else ""
     with brief_look(connection, "see whether the publication has changed"):
         row = connection.execute(

@@ -1,6 +1,7 @@
-"""What a publication really publishes: tables, columns, keys, filters, and where the rows lie.
+"""The tables that a publication publishes: columns, keys, filters, and the relations with their
+rows.
 
-Needs no right but to connect, and writes nothing.
+Needs no right except CONNECT, and writes nothing.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ RESERVED_COLUMNS = frozenset(
         "_commit_snapshot_id",
     }
 )
-"""Names that the change log and the destinations' tables need for themselves."""
+"""Names that the change log and the destinations' tables use for their own columns."""
 _RESERVED_PREFIX = "_walflow"
-"""So are all that begin like this, in any case of letters: what else our queries name does (see
+"""Names with this prefix, in upper or lower case, are reserved too: our queries use them (see
 walflow.spark.names)."""
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a column of a source cannot have this name."""
+    """Whether the name is reserved, so that a source's column cannot have it."""
     return name in RESERVED_COLUMNS or name.lower().startswith(_RESERVED_PREFIX)
 
 
@@ -84,15 +85,16 @@ class PublishedTable(LiesInRelations):
     schema: TableSchema
     publication: Publication
     row_filter: str | None
-    """The publication's WHERE, as SQL over the table's columns."""
+    """The publication's WHERE condition, as SQL over the table's columns."""
     relations: tuple[PhysicalRelation, ...]
-    """Where the rows lie: the table itself, or all partitions of one published via its root."""
+    """The relations with its rows: the table itself, or all partitions of one published via its
+    root."""
     partitioned: bool
     membership: Membership
     uncovered: tuple[str, ...] = ()
     """Columns of the replica identity that the publication's column list leaves out."""
     problem: WalflowError | None = field(default=None, compare=False)
-    """Why this table cannot be followed as it is: ``ReservedColumnName`` or ``NoSelectRight``."""
+    """Why this table cannot be followed: ``ReservedColumnName`` or ``NoSelectRight``."""
 
     @property
     def name(self) -> TableName:
@@ -103,7 +105,7 @@ class PublishedTable(LiesInRelations):
 
     @property
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """Where our role may not read what is published."""
+        """The published tables or columns that our role may not read."""
         parts = (relation.unreadable(self.schema.column_names) for relation in self.relations)
         return tuple(part for part in parts if part is not None)
 
@@ -128,11 +130,10 @@ def published_tables(
     chosen: TablesSettings | None = None,
     types: TypeCatalog | None = None,
 ) -> list[PublishedTable]:
-    """Every table of the publication (or those of them that are chosen), sorted by name; its sizes
-    are those of this moment.
+    """Every table of the publication (or the chosen ones), sorted by name, with current sizes.
 
-    A table that cannot be followed says so in ``problem``. Raises ``PublicationMissing``, and
-    what ``brief_look`` raises.
+    A table that cannot be followed says why in ``problem``. Raises ``PublicationMissing``, and what
+    ``brief_look`` raises.
     """
     with brief_look(connection, "read what is published"):
         return _published_tables(
@@ -277,7 +278,7 @@ def describe_relation(
 
 
 def _is_of_schema(relation: Relation, schema: TableSchema, types: TypeCatalog) -> bool:
-    """Whether the message shows the same columns, by name and type, and the same key."""
+    """Whether the message has the same columns, by name and type, and the same key."""
     if relation.identity is not schema.replica_identity:
         return False
     if len(relation.columns) != len(schema.columns):
@@ -302,7 +303,7 @@ def _shown(
     before: TableSchema | None,
     now: Attributes,
 ) -> list[Attribute]:
-    """The message's columns, with what the catalog still has of them."""
+    """The message's columns, with the catalog's facts about them."""
     stand_ins = _stand_ins([column.name for column in relation.columns])
     by_attnum = {attribute.attnum: attribute for attribute in now.live}
     former = {c.attnum: c.altered for c in (before.columns if before is not None else ())}
@@ -337,8 +338,8 @@ def _type_of(column: Attribute | RelationColumn) -> tuple[int, int]:
 def _with_storage(
     described: TableSchema, shown: Sequence[Attribute], before: TableSchema | None, now: Attributes
 ) -> TableSchema:
-    """The schema with the files of its rows, and the numbers of columns that are not published, as
-    far as the catalog shows them now."""
+    """The schema with its relation files and the numbers of unpublished columns, as far as the
+    catalog shows them now."""
     types = {attribute.attnum: _type_of(attribute) for attribute in shown}
     earlier: frozenset[int] = frozenset()
     if before is not None:
@@ -376,7 +377,7 @@ def refused_reading(connection: Session, tables: Iterable[PublishedTable]) -> No
 
 
 def _stand_ins(names: Sequence[str]) -> dict[str, str]:
-    """Names that no other column has, for those that are ours."""
+    """Replacements for reserved names, which no other column has."""
     found = {}
     for name in names:
         if is_reserved(name):
@@ -412,7 +413,7 @@ def _columns(
 
 
 def _key(attributes: Sequence[Attribute], key: frozenset[str]) -> tuple[str, ...]:
-    """The key in column order; none if a column of it is not published."""
+    """The key in column order. Empty if one of its columns is not published."""
     named = tuple(attribute.name for attribute in attributes if attribute.name in key)
     return named if len(named) == len(key) else ()
 
@@ -449,7 +450,7 @@ def _reserved(table: PublishedTable, connection: Session) -> ReservedColumnName 
 
 
 def _other_names(taken: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """A name for each column, that is neither ours nor another column's."""
+    """A name for each column that is neither reserved nor another column's."""
     others: dict[str, str] = {}
     for name in taken:
         other = name.strip("_")
@@ -471,7 +472,7 @@ SELECT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid 
 def _may_have_column_list(
     connection: Session, table: PublishedTable, without: Collection[str]
 ) -> bool:
-    """Whether the publication can leave these columns out, and updates and deletes go on."""
+    """Whether the publication can omit these columns while updates and deletes still work."""
     schema = table.schema
     if connection.info.server_version < 150000 or set(schema.column_names) <= set(without):
         return False

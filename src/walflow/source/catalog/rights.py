@@ -1,4 +1,4 @@
-"""What a role may not read, and the SQL that lets it."""
+"""The tables that a role may not read, and the GRANTs that allow it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from walflow.model import TableName, quote_identifier
 __all__ = ["PLACE", "Unreadable", "select_refusal"]
 
 PLACE = "ctid"
-"""Where a row lies: a column that every table has, and that must be granted like any other."""
+"""The system column with a row's location. A role with column rights needs it granted like any
+other column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A table that our role may not read as a copy does."""
+    """A table that our role may not read completely."""
 
     table: TableName
     hidden: bool
@@ -24,11 +25,11 @@ class Unreadable:
     closed: bool
     """The role may not use the table's schema."""
     columns: tuple[str, ...] | None
-    """Those that it may not SELECT, while it may others; None: it may not SELECT any."""
+    """The columns that it lacks, if it may SELECT others. None: it may not SELECT any."""
 
 
 def select_refusal(role: str, unreadable: Sequence[Unreadable]) -> NoSelectRight | None:
-    """The error for these tables; None if there are none."""
+    """The error for these tables. None if there are none."""
     name = quote_identifier(role)
     hidden = [found.table for found in unreadable if found.hidden]
     if hidden:

@@ -33,9 +33,9 @@ SELECT current_setting('server_version_num')::int,
 @dataclass(frozen=True, slots=True)
 class Server:
     version: int
-    """As Postgres numbers them: 160004."""
+    """In Postgres's numbering: 160004."""
     system_identifier: int
-    """Tells clusters apart: a restored backup has it too, a new cluster never."""
+    """Identifies a cluster. A restored backup has the same one, a new cluster never."""
     in_recovery: bool
     database: str
     wal_level: str
@@ -82,7 +82,7 @@ def switch_points(history: str) -> dict[int, Lsn]:
 
 def timeline_loss(before: int, now: int, switched: dict[int, Lsn], log_end: Lsn) -> SlotLost | None:
     """Why the server does not continue what the pipeline has read up to ``log_end`` on timeline
-    ``before``; None if it does. ``switched``: the ``switch_points`` of the server's timeline."""
+    ``before``. None if it does. ``switched``: the ``switch_points`` of the server's timeline."""
     at = switched.get(before)
     if at is None:
         return SlotLost(

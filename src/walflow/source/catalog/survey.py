@@ -1,4 +1,4 @@
-"""The tables of a database, before anything is published: what one wants to know to choose."""
+"""The tables of a database before anything is published, with the facts needed to choose."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class SurveyedTable(LiesInRelations):
     """The columns by which updates and deletes find rows."""
     relations: tuple[PhysicalRelation, ...]
     strings: tuple[tuple[str, str], ...]
-    """Columns that become strings and were none, each with its type."""
+    """Columns that are strings in Spark but not in Postgres, each with its type."""
     reserved: tuple[str, ...]
-    """Columns with names that walflow needs for itself."""
+    """Columns with reserved names."""
     unreadable: tuple[Unreadable, ...]
-    """Where our role may not read what is, or would be, published."""
+    """The published (or to be published) tables and columns that our role may not read."""
 
 
 def survey_tables(connection: Session, publication: str | None) -> list[SurveyedTable]:
@@ -62,7 +62,7 @@ def survey_tables(connection: Session, publication: str | None) -> list[Surveyed
 def _surveyed(
     connection: Session, names: Mapping[TableName, Sequence[str] | None]
 ) -> list[SurveyedTable]:
-    """``names`` with the columns that are published; None: all but generated ones."""
+    """``names`` with the published columns. None: all but generated ones."""
     rows = connection.execute(
         _OIDS, [[name.schema for name in names], [name.name for name in names]]
     ).fetchall()

@@ -1,4 +1,4 @@
-"""Postgres types as the catalog knows them, resolved to what decides how values look."""
+"""Postgres types from the catalog, resolved to what decides how values are read."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _Row:
 
 
 class TypeCatalog:
-    """Resolves (type, modifier) pairs; asks the server once for each type and pair.
+    """Resolves (type, modifier) pairs. Asks the server once for each type and pair.
 
-    Domains become the type under them, through any number of domains and over arrays. A type
-    that was dropped since a change was logged resolves to one whose values are text.
+    A domain becomes the type under it, through any number of domains and arrays. A type that was
+    dropped since a change was logged becomes one whose values are text.
     """
 
     def __init__(self, connection: Session) -> None:
@@ -52,7 +52,7 @@ class TypeCatalog:
 
     @source_errors("read the catalog of types")
     def load(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Fetch what these pairs need with few round trips, ahead of ``resolve``."""
+        """Fetch what these pairs need in few round trips, before ``resolve`` is called."""
         found = set(pairs)
         self._load_rows({oid for oid, _ in found})
         for oid, typmod in tuple(found):
@@ -64,7 +64,7 @@ class TypeCatalog:
                 self._names[oid, typmod] = name
 
     def has(self, oid: int) -> bool:
-        """Whether there is such a type; it must have been loaded."""
+        """Whether the type exists. It must have been loaded."""
         return self._rows.get(oid) is not None
 
     def _load_rows(self, oids: set[int]) -> None:
@@ -78,7 +78,7 @@ class TypeCatalog:
             missing = further - self._rows.keys() - {0}
 
     def _undomained(self, oid: int, typmod: int) -> tuple[int, int]:
-        """The type under all domains, and the modifier that applies to it."""
+        """The type under all domains, and its modifier."""
         row = self._rows.get(oid)
         while row is not None and row.kind == "d":
             # A domain's column has no modifier of its own; the one in its definition counts.
@@ -113,6 +113,6 @@ class TypeCatalog:
         )
 
     def _delimiter(self, element: int, row: _Row) -> str:
-        """Arrays are separated by their element type's delimiter."""
+        """The delimiter between an array's elements, which the element type defines."""
         inner = self._rows.get(element) if element else None
         return (row if inner is None else inner).delimiter

@@ -30,7 +30,7 @@ class Elements:
     offsets: npt.NDArray[np.int32]
     """Row ``i`` has the elements ``offsets[i]:offsets[i + 1]``."""
     reshaped: Mask
-    """Rows that a flat list does not show as they are: several dimensions, or lower bounds."""
+    """Rows that a flat list cannot represent: those with several dimensions, or lower bounds."""
 
     def rows_of(self, elements: Mask) -> Mask:
         """The rows that have at least one of these elements."""
@@ -91,7 +91,7 @@ def split(cells: Cells, delimiter: str) -> Elements:
 def _without_prefixes(
     text: Bytes, marks: Positions, rows: npt.NDArray[np.int32], prefixed: Mask
 ) -> Positions:
-    """The marks that are not in a prefix of bounds; some type may use ``:`` as its delimiter."""
+    """The marks outside of a prefix of bounds. Some type may use ``:`` as its delimiter."""
     row = np.searchsorted(rows, marks, side="right") - 1
     opens = marks[text[marks] == _OPEN]
     first_open = opens[np.searchsorted(opens, rows[row])]
@@ -100,7 +100,7 @@ def _without_prefixes(
 
 
 def _escapes(text: Bytes) -> Positions:
-    """The backslashes that escape what follows: every other one of a run, from its first."""
+    """The backslashes that escape what follows: every second one of a run, from its first."""
     found = np.flatnonzero(text == _BACKSLASH)
     if len(found) == 0:
         return found
@@ -122,7 +122,7 @@ def _spell_null(text: Bytes, start: Positions) -> Mask:
 def _unescaped(
     text: Bytes, escapes: Positions, start: Positions, end: Positions
 ) -> tuple[Bytes, Positions, Positions]:
-    """The text without the escaping backslashes, padded, and the elements' places in it."""
+    """The text without the escaping backslashes, padded, and the elements' positions in it."""
     content = np.zeros(len(text) - len(escapes) + PADDING, np.uint8)
     if len(escapes) == 0:
         content[: len(text)] = text

@@ -1,7 +1,7 @@
-"""Raw cells: where each value of a column lies in one buffer of wire data.
+"""Raw cells: the positions of a column's values in one buffer of wire data.
 
-The stream (pgoutput tuples) and the copy (COPY BINARY rows) both end in cells, so that one set of
-value converters serves both.
+The stream (pgoutput tuples) and the copy (COPY BINARY rows) both produce cells, so that one set of
+converters serves both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Positions = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 PADDING = 8
-"""Bytes behind the data, so that eight-byte reads at any position stay inside the buffer."""
+"""Padding after the data, in bytes, so that eight-byte reads at any position stay inside the
+buffer."""
 
 
 def pad(data: bytes | bytearray) -> Bytes:
@@ -38,9 +39,9 @@ class Cells:
     start: Positions
     end: Positions
     valid: npt.NDArray[np.bool_] | None = None
-    """None: every cell has a value. Where False, start equals end."""
+    """None: every cell has a value. Where it is False, start equals end."""
     stride: int | None = None
-    """The bytes from each start to the next, where they are known to be the same."""
+    """The length of every cell, where all have the same."""
 
     def __len__(self) -> int:
         return len(self.start)

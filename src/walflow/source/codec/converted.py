@@ -32,11 +32,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A column in Arrow form.
+    """A converted column.
 
-    ``values`` has the column's type. ``overflow`` is None when every value fits; otherwise it has
-    Postgres's text for each row whose value does not fit (a clamped timestamp, a decimal made
-    NULL, an array that lost its dimensions), and NULL for all other rows.
+    ``values`` has the column's type. ``overflow`` is None if every value fits. Otherwise it has
+    Postgres's text for each row whose value does not fit (a clamped timestamp, a decimal made NULL,
+    an array that lost its dimensions), and NULL for all other rows.
     """
 
     values: pa.Array[Any]
@@ -60,7 +60,7 @@ def mask(booleans: Any) -> Mask:
 
 
 def offsets_of(texts: Any) -> npt.NDArray[np.int32]:
-    """The offsets of a string or binary array that does not begin inside its buffers."""
+    """The offsets of a string or binary array, which need not begin inside its buffers."""
     return np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1)
 
 
@@ -78,7 +78,7 @@ def fixed_width(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask | None)
 
 
 def overflow_texts(cells: Cells, rows: Mask) -> pa.StringArray | None:
-    """The cells' own text in these rows, NULL in the others; None if there are no such rows."""
+    """The cells' own texts in these rows, NULL in the others. None if there are no such rows."""
     if not rows.any():
         return None
     end = np.where(rows, cells.end, cells.start)

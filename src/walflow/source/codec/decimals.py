@@ -1,7 +1,7 @@
-"""numeric: to decimal where a value fits exactly, else NULL with its overflow text.
+"""numeric: becomes a decimal where the value fits exactly, otherwise NULL with its overflow text.
 
-Nothing is ever rounded into a decimal. As ``double`` a value becomes the nearest double, and its
-overflow text is kept unless the double's shortest decimal form is the same number.
+Nothing is ever rounded into a decimal. As ``double``, a value becomes the nearest double, and its
+overflow text is stored unless the double's shortest decimal form is the same number.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _four_digits(cells: Cells, skip: int, count: npt.NDArray[np.int64]) -> npt.N
 def _scaled(
     digits: npt.NDArray[np.int64], power: npt.NDArray[np.int64], scale: int
 ) -> tuple[npt.NDArray[np.int64], Mask]:
-    """``digits * 10**(power + scale)``, and the rows where that is no whole number."""
+    """``digits * 10**(power + scale)``, and the rows where this is not a whole number."""
     power = power + scale
     below = power < 0
     scaled = digits * _POWERS[np.clip(power, 0, BINARY_DIGITS)]

@@ -1,7 +1,7 @@
-"""Converters of the simple types: numbers of the machine, booleans, bytes, uuid, jsonb.
+"""Converters of simple types: machine numbers, booleans, bytes, uuid, jsonb.
 
-Each takes a whole column of cells. The text format is what the type's output function prints under
-``SESSION_OPTIONS``; the binary format is what its send function sends.
+Each converts a whole column of cells. The text format is what the type's output function prints
+under ``SESSION_OPTIONS``. The binary format is what its send function sends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Columns that most rows leave empty: names of unsent values, overflow texts of unheld ones."""
+"""Columns that are empty in most rows: the names of unsent values, and overflow texts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ EXACT_TYPE = pa.map_(pa.string(), pa.string())
 def names_list(
     names: Sequence[str], marked: Mapping[int, npt.NDArray[np.bool_]]
 ) -> pa.ListArray | None:
-    """For each row the names of the columns in which it is marked; null where there is none.
-
-    ``marked`` has a mask for each column (by its index) that is marked anywhere.
-    """
+    """For each row, the names of the columns in which it is marked; null if there are none.
+    ``marked`` has a mask for each column (by index) that is marked anywhere."""
     if not marked:
         return None
     grid = np.stack(list(marked.values()), axis=1)
@@ -33,7 +31,7 @@ def names_list(
 
 
 def overflow_map(overflow: Mapping[str, pa.StringArray]) -> pa.MapArray | None:
-    """For each row its columns' overflow texts by column name; null where there is none."""
+    """For each row, its overflow texts by column name; null if it has none."""
     if not overflow:
         return None
     names = list(overflow)

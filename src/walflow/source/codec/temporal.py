@@ -1,7 +1,7 @@
-"""Dates and timestamps: clamped to the years 1 to 9999, with the overflow text where they are.
+"""Dates and timestamps: clamped to the years 1 to 9999, with an overflow text for clamped values.
 
-Spark, Iceberg and most readers end at those years; Postgres goes from 4714 BC to 294276 AD and
-has infinities.
+Spark, Iceberg and most readers support only those years. Postgres goes from 4714 BC to 294276 AD
+and has infinities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, from 1
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """One of the three types: its Arrow type, its bounds, and what text they have."""
+    """One of the three types: its Arrow type, its bounds, and the text format."""
 
     kind: pa.DataType
     dtype: str

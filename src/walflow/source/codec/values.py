@@ -1,8 +1,8 @@
-"""The one place that maps Postgres types to Spark and Arrow, and raw cells to Arrow columns.
+"""Maps Postgres types to Spark types, and raw cells to Arrow columns. No other place does.
 
 The rules, type by type, are in docs/decisions/0002-types.md. Text (from pgoutput) and binary (from
-COPY) give the same values and the same overflow texts: what has no converter of its own is read as
-the text that the type's output function prints, on both ways.
+COPY) give the same values and the same overflow texts: a type without a converter of its own is
+read as its output function's text in both cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _TEXTS = frozenset({18, 19, 25, 1042, 1043})
-""""char", name, text, character(n), varchar: strings in Postgres too."""
+""""char", name, text, character(n), varchar: types that are strings in Postgres too."""
 
 SESSION_OPTIONS = " ".join(
     f"-c {name}={value}"
@@ -52,7 +52,7 @@ SESSION_OPTIONS = " ".join(
         "idle_in_transaction_session_timeout": "0",
     }.items()
 )
-"""libpq's ``options`` for every session that reads values: they fix how Postgres prints them."""
+"""libpq's ``options`` for every session that reads values. They fix how Postgres prints them."""
 
 _BOOL, _BYTEA, _CHAR, _NUMERIC, _XID8 = 16, 17, 18, 1700, 5069
 _UUID, _JSONB = 2950, 3802
@@ -62,7 +62,8 @@ _INTEGERS = {21: "i2", 23: "i4", 20: "i8", 26: "u4", 28: "u4", 29: "u4"}  # oid,
 _FLOATS = {700: "f4", 701: "f8"}
 _TEMPORAL = {1082: temporal.DATE, 1114: temporal.TIMESTAMP, 1184: temporal.TIMESTAMPTZ}
 _RAW_TEXT = {25, 1042, 1043, 19, 114}
-"""text, bpchar, varchar, name, json: their send functions send what their output prints."""
+"""text, bpchar, varchar, name, json: their send functions send the same text as their output
+functions."""
 
 _WIDTHS = {
     _BOOL: 1,
@@ -93,7 +94,8 @@ _SPARK_TYPES = {
 
 
 def spark_type(pg: PgType, options: TypeSettings) -> str:
-    """The Spark type of a column, as DDL. Every Postgres type has one; unknown ones are strings."""
+    """The Spark type of a column, as DDL. Every Postgres type has one: unknown types become
+    strings."""
     if pg.base in (_INT2VECTOR, _OIDVECTOR):
         return "string"
     if pg.element is not None:
@@ -112,7 +114,7 @@ def innermost(pg: PgType) -> PgType:
 
 
 def becomes_text(pg: PgType, options: TypeSettings) -> bool:
-    """Whether values, or an array's elements, are strings in Spark and were none in Postgres."""
+    """Whether values, or an array's elements, are strings in Spark but not in Postgres."""
     elements = spark_type(pg, options).replace("array<", "").rstrip(">")
     return elements == "string" and innermost(pg).base not in _TEXTS
 
@@ -148,7 +150,7 @@ def from_binary(column: Column, cells: Cells) -> Converted:
 
 
 def binary_width(column: Column) -> int | None:
-    """How many bytes each value has in binary format; None: that depends on the value."""
+    """The number of bytes of each value in binary format. None: it depends on the value."""
     return _WIDTHS.get(column.type.base)
 
 
@@ -176,7 +178,7 @@ def _text_converter(pg: PgType, spark: str) -> Converter:
 
 @cache
 def _binary_converter(pg: PgType, spark: str) -> Converter | None:
-    """None where the binary format is not read, and COPY selects the text."""
+    """None if the binary format is not read, and COPY selects the text."""
     if pg.base in _RAW_TEXT:
         return scalars.string_from_text
     if pg.base == _NUMERIC:
@@ -201,7 +203,8 @@ def _binary_converter(pg: PgType, spark: str) -> Converter | None:
 
 
 def _array_from_text(pg: PgType, spark: str, cells: Cells) -> Converted:
-    """Lists of the elements in storage order; the array's text where that is not all of it."""
+    """Lists of the elements in storage order, with the array's text where a list cannot represent
+    it."""
     assert pg.element is not None
     elements = arrays.split(cells, pg.delimiter)
     inner = _text_converter(pg.element, spark[len("array<") : -1])(elements.cells)

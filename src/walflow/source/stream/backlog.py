@@ -31,9 +31,11 @@ __all__ = ["Backlog", "advance_slot", "backlog_bytes"]
 _CHUNK_MESSAGES = 200_000
 _CHUNK_LOG_BYTES = 256 << 20
 _FIRST_ROW_SECONDS = 60.0
-"""A chunk that the server has not prepared by then holds a transaction too large to materialise."""
+"""In seconds. If the server has not prepared a chunk by then, it holds a transaction that is too
+large to materialise."""
 _STALE_CHUNKS = 4
-"""How many chunks the oldest running transaction may stay behind before the walsender is better."""
+"""For this many chunks the oldest running transaction may stay where it is. Then the walsender is
+better."""
 _ROW_HEADER = 6
 """Bytes before a message in a row with one column: field count, length."""
 _OPTIONS = "-c work_mem=128MB -c logical_decoding_work_mem=256MB"
@@ -41,7 +43,7 @@ _OPTIONS = "-c work_mem=128MB -c logical_decoding_work_mem=256MB"
 
 @source_errors("measure the backlog")
 def backlog_bytes(connection: Session, position: Lsn) -> int:
-    """How much log the server has behind this position."""
+    """How much log the server has after this position, in bytes."""
     row = connection.execute(
         "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), %s::pg_lsn)::int8", [str(position)]
     ).fetchone()
@@ -51,7 +53,8 @@ def backlog_bytes(connection: Session, position: Lsn) -> int:
 
 @source_errors("acknowledge what is durable")
 def advance_slot(connection: Session, slot: str, position: Lsn) -> None:
-    """Tell Postgres that all up to the position is durable here. Moving back is no error."""
+    """Tell Postgres that everything up to the position is durable here. A move backwards is no
+    error."""
     connection.execute(
         """
         SELECT pg_replication_slot_advance(slot_name, %(to)s::pg_lsn)
@@ -63,7 +66,7 @@ def advance_slot(connection: Session, slot: str, position: Lsn) -> None:
 
 
 class Backlog(Closing):
-    """A read cursor over a slot's backlog. Used by one thread; the main slot must be idle."""
+    """A read cursor over a slot's backlog. Used by one thread. The main slot must be idle."""
 
     def __init__(self, uri: str, *, slot: str, publication: str, application_name: str) -> None:
         self._connection = connect(
@@ -81,14 +84,14 @@ class Backlog(Closing):
             self.close()
             raise
         self.exhausted = False
-        """No chunk is worth reading any more: hand over to the walsender."""
+        """No more chunks are worth reading: the walsender should continue."""
 
     def close(self) -> None:
-        """The temporary slot goes with its session. Repeats safely."""
+        """Close the session, and with it the temporary slot. Repeats safely."""
         self._connection.close()
 
     def chunk(self, upto: Lsn, max_bytes: int, cancelled: Callable[[], bool]) -> Iterator[Frames]:
-        """Read the next part of the WAL, to about ``upto``, in pieces of ``max_bytes``.
+        """Read the next part of the WAL, up to about ``upto``, in pieces of ``max_bytes``.
 
         The last piece ends after a commit. Sets ``exhausted`` when there is no more.
         """

@@ -18,7 +18,7 @@ from walflow.source.wire.wire_reader import open_reader
 __all__ = ["Keepalive", "LiveStream"]
 
 Keepalive = Callable[[Lsn, bool], None]
-"""Called with how far the server is, and whether it asks for an answer."""
+"""Called with the server's position, and whether it asks for an answer."""
 
 _ANSWER_SECONDS = 60.0
 _SLACK = 64 << 10
@@ -34,7 +34,7 @@ class LiveStream:
     def __init__(
         self, pgconn: pq.abc.PGconn, command: str, doing: str, keepalive: Keepalive
     ) -> None:
-        """Start the stream by this command; ``doing`` completes "Could not …" in errors."""
+        """Start the stream with this command. ``doing`` completes "Could not …" in errors."""
         self.received = Lsn(0)
         """The newest position seen in a message."""
         self._keepalive = keepalive
@@ -55,11 +55,11 @@ class LiveStream:
 
     @property
     def size(self) -> int:
-        """How many bytes of messages wait to be cut off."""
+        """How many bytes of messages wait to be handed over."""
         return int(self._ends[-1][-1]) if self._ends else 0
 
     def take(self, limit: int) -> bool:
-        """Take what has arrived, up to about ``limit`` waiting bytes. True: the stream ended."""
+        """Read what has arrived, until about ``limit`` bytes wait. True: the stream ended."""
         reader = self._reader
         starts, ends = reader.receive(limit)
         is_wal = reader.buffer[starts] == _WAL
@@ -83,11 +83,12 @@ class LiveStream:
             self._keepalive(Lsn(end), bool(reply))
 
     def cut(self, *, partial: bool) -> Frames | None:
-        """Hand over the messages that wait, up to the last commit; None: there is none.
+        """Hand over the waiting messages, up to the last commit. None: there is none.
 
-        A segment of the change log may end only where a hand-over ends with a commit; what follows
-        the last commit therefore waits for the next hand-over. Only if there is no commit among
-        them, and ``partial`` is true, are all handed over: the pieces of a large transaction.
+        A segment of the change log may end only where a hand-over ends with a commit, so what
+        follows the last commit waits for the next hand-over. Only if there is no commit among the
+        messages, and ``partial`` is true, all are handed over: they are pieces of a large
+        transaction.
         """
         if not self._starts:
             return None
@@ -107,7 +108,7 @@ class LiveStream:
         return frames
 
     def wait(self, seconds: float, *, flowing: bool) -> None:
-        """Sleep until something arrives; see ``WireReader.wait``."""
+        """Sleep until something arrives. See ``WireReader.wait``."""
         self._reader.wait(seconds, flowing=flowing)
 
     def send(self, message: bytes) -> None:
@@ -119,7 +120,7 @@ class LiveStream:
         return self._reader.failure() or ConnectionLost("the server ended the stream")
 
     def finish(self, deadline: float) -> None:
-        """End the stream in order. What still comes is discarded."""
+        """End the stream in order. What still arrives is discarded."""
         self._reader.send_end()
         while not self._reader.over and time.monotonic() < deadline:
             self._reader.wait(0.1, flowing=False)
@@ -127,5 +128,5 @@ class LiveStream:
             self._reader.drop_waiting()
 
     def close(self) -> None:
-        """Let go of the socket; the connection is not closed. Repeats safely."""
+        """Release the socket. The connection is not closed. Repeats safely."""
         self._reader.close()

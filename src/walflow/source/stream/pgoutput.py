@@ -1,9 +1,9 @@
-"""pgoutput messages to Arrow, in columns.
+"""Converts pgoutput messages to Arrow, in columns.
 
-A hand-over of frames holds many messages of many tables and transactions. They are never looked
-at one by one: the types, tables, transactions and positions of all are found by array arithmetic,
-and each table's tuples are walked column by column, all rows at once. Only what is rare is read
-singly: relation messages and truncates.
+A hand-over of frames holds many messages of many tables and transactions. They are not processed
+one by one: array arithmetic finds the types, tables, transactions and positions of all, and each
+table's tuples are read column by column, all rows at once. Only rare messages are read singly:
+relations and truncates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Decoded", "Decoder", "Describe", "TableBatch"]
 _BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE, _TRUNCATE = b"BCRYOMT"
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW = ord("N")
-_KNOWN = np.zeros(256, bool)
-_KNOWN[list(b"BCRYOMTIUD")] = True
+_MESSAGE_TYPES = np.zeros(256, bool)
+_MESSAGE_TYPES[list(b"BCRYOMTIUD")] = True
 _ROW_CHANGE = np.zeros(256, bool)
 _ROW_CHANGE[list(b"IUD")] = True
 
@@ -50,7 +50,7 @@ class TableBatch:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What one hand-over held."""
+    """The result of one hand-over."""
 
     tables: tuple[TableBatch, ...]
     changes: int
@@ -62,12 +62,12 @@ class Decoded:
     commit_time: int
     """When that transaction committed, in microseconds since 1970."""
     in_transaction: bool
-    """Whether a transaction is open behind the last message."""
+    """Whether a transaction is open after the last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Transactions:
-    """The transactions that a hand-over touches, and to which of them each message belongs."""
+    """The transactions in a hand-over, and which of them each message belongs to."""
 
     of_message: npt.NDArray[np.int64]
     xid: npt.NDArray[np.int64]
@@ -89,26 +89,30 @@ Describe = Callable[[Relation, Lsn, TableSchema | None], TableSchema | None]
 
 
 class Decoder:
-    """Turns frames into batches. Keeps what the protocol keeps: tables' schemas, the open
-    transaction. One decoder serves one connection at a time: ``reset`` it on reconnecting."""
+    """Turns frames into batches. Keeps the protocol's state: tables' schemas, and the open
+    transaction.
+
+    One decoder serves one connection at a time: ``reset`` it after reconnecting.
+    """
 
     def __init__(self, describe: Describe) -> None:
         """``describe`` gives the schema for a relation message in the transaction that commits at
-        the given position; its third argument is the table's schema so far on this connection.
-        None: the table's changes are skipped until it is described again."""
+        the given position. Its third argument is the table's schema so far on this connection.
+        None: the table's changes are skipped until the next relation message."""
         self._describe = describe
         self._schemas: dict[int, TableSchema | None] = {}
         self._open: _Open | None = None
 
     def reset(self) -> None:
-        """A new connection sends relations anew, and starts with a whole transaction."""
+        """Start with a new connection: it sends relations again, and starts with a whole
+        transaction."""
         self._schemas.clear()
         self._open = None
 
     def decode(self, frames: Frames) -> Decoded:
         types = frames.data[frames.start]
-        if not _KNOWN[types].all():
-            index = int(np.flatnonzero(~_KNOWN[types])[0])
+        if not _MESSAGE_TYPES[types].all():
+            index = int(np.flatnonzero(~_MESSAGE_TYPES[types])[0])
             raise ProtocolError(
                 f"unknown message of type {chr(types[index])!r} in the replication stream",
                 hint="Please report this with the server's version.",
@@ -233,7 +237,7 @@ class Decoder:
     def _schemas_in_order(
         self, frames: Frames, types: npt.NDArray[np.uint8], transactions: _Transactions
     ) -> dict[int, list[tuple[int, TableSchema | None]]]:
-        """For each table, which schema holds from which message on."""
+        """For each table, which schema applies from which message on."""
         schemas: dict[int, list[tuple[int, TableSchema | None]]] = {
             oid: [(-1, schema)] for oid, schema in self._schemas.items()
         }

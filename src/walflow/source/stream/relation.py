@@ -1,4 +1,4 @@
-"""Relation messages: what the stream says of a table before its first change."""
+"""Relation messages: what the stream says about a table before its first change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RelationColumn:
     type_oid: int
     typmod: int
     identity: bool
-    """Part of the replica identity."""
+    """Whether it is part of the replica identity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """The replication connection: slots, and the live stream of the walsender.
 
-It stands on psycopg's binding of libpq, so TLS, authentication and every connection parameter
-are libpq's own; the wire reader says how the stream itself comes in. The stream is read by one
-thread, which does nothing else: replies to keepalives leave on time however slow decoding, the
-disk or a destination may be.
+It uses psycopg's binding of libpq, so TLS, authentication and every connection parameter are
+libpq's own. The wire reader reads the stream itself. One thread reads the stream and does nothing
+else: replies to keepalives leave on time, however slow decoding, the disk or a destination may be.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _logger = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
     consistent_point: Lsn
-    """Transactions that commit after this are in the stream; those before, in the snapshot."""
+    """Transactions that commit after this are in the stream. Earlier ones are in the snapshot."""
     snapshot: str
-    """Importable until the connection's next command."""
+    """Can be imported until the connection's next command."""
 
 
 def output_options(publication: str) -> dict[str, str]:
@@ -67,14 +66,14 @@ class Replication(Closing):
         self._last_status = 0.0
         self._position = Lsn(0)
         self.durable = Lsn(0)
-        """Reported as flushed. Any thread may move it on."""
+        """The position that is reported as flushed. Any thread may advance it."""
         self.wal_end = Lsn(0)
-        """How far the server's log reached when it last said so."""
+        """How far the server's log reached at its last message."""
         self.reply_asked = False
-        """Set when the server asked how far we are, as it does before it shuts down."""
+        """Set when the server asked for a status, as it does before it shuts down."""
         self.status_updates = 0
         self.heard_at = 0.0
-        """When something last came in, by the monotonic clock."""
+        """When something last arrived, by the monotonic clock."""
 
     def close(self) -> None:
         """End the connection at once. Repeats safely."""
@@ -90,10 +89,10 @@ class Replication(Closing):
         failover: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> CreatedSlot:
-        """Make a logical slot and export the snapshot of the moment from which it streams.
+        """Create a logical slot and export the snapshot of the moment from which it streams.
 
-        Postgres waits for every transaction that is open before it gives the slot. ``failover``
-        makes it one that standbys keep; not for temporary ones.
+        Postgres waits for every open transaction before it returns the slot. ``failover`` makes it
+        one that is synchronized to standbys; not for temporary slots.
         """
         if failover:
             require_failover(self._connection.info.server_version)
@@ -108,7 +107,8 @@ class Replication(Closing):
         return CreatedSlot(Lsn.parse(row["consistent_point"]), row["snapshot_name"])
 
     def timeline_history(self, timeline: int) -> str:
-        """The server's file that says which timelines this one came out of, and where."""
+        """The server's history file, which lists the timelines before this one and where they
+        ended."""
         row = self._command(
             f"TIMELINE_HISTORY {timeline}", f"read the history of timeline {timeline}"
         )
@@ -117,7 +117,7 @@ class Replication(Closing):
     def _command(
         self, sql: str, doing: str, cancelled: Callable[[], bool] = lambda: False
     ) -> dict[str, str]:
-        """Carry it out, and give the first row of the answer."""
+        """Run it, and return the first row of the answer."""
         with source_errors(doing):
             result = self._answer(sql, doing, cancelled)
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
@@ -174,11 +174,8 @@ class Replication(Closing):
         return max(seen, self._position)
 
     def read(self, max_bytes: int, seconds: float) -> Frames | None:
-        """Collect messages until ``max_bytes`` are there or the time is over.
-
-        Gives what is complete (see LiveStream.cut), or None. Raises ConnectionLost when the server
-        ended the stream.
-        """
+        """Collect messages until there are ``max_bytes`` or the time is over. Returns complete ones
+        (see LiveStream.cut), or None. Raises ConnectionLost when the server ended the stream."""
         deadline = time.monotonic() + seconds
         stream = self._stream
         while True:
@@ -207,11 +204,11 @@ class Replication(Closing):
 
     @property
     def pending(self) -> bool:
-        """Whether messages were read that have not been handed over yet."""
+        """Whether messages were read that are not handed over yet."""
         return self._stream.size > 0
 
     def keep_alive(self) -> None:
-        """Say that we live, if that is due: for a reader that pauses."""
+        """Send a status if one is due: for a reader that pauses."""
         if time.monotonic() - self._last_status >= _STATUS_SECONDS:
             self.send_status()
 
@@ -232,8 +229,8 @@ class Replication(Closing):
         self.status_updates += 1
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the stream in order: last status, CopyDone, drain; then close. Never raises for a
-        connection that is gone already."""
+        """End the stream in order: last status, CopyDone, the rest of the messages, close. Does not
+        raise for a connection that is already lost."""
         with contextlib.suppress(psycopg.Error, ConnectionLost, OSError):
             self.send_status()
             self._stream.finish(time.monotonic() + seconds)

@@ -1,4 +1,4 @@
-"""Replication slots, seen through SQL. (Making one is the replication connection's work.)"""
+"""Replication slots, through SQL. (The replication connection creates them.)"""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class SlotState:
     active: bool = False
     active_pid: int | None = None
     application: str | None = None
-    """The application name of the session that reads it, if it is ours to see."""
+    """The application name of the session that reads it, if our role may see it."""
     confirmed_flush: Lsn | None = None
     wal_status: str | None = None
     invalidation: str | None = None
-    """Why Postgres has given the slot up, or None while it is good."""
+    """Why Postgres has invalidated the slot. None while it is valid."""
     failover: bool = False
-    """Whether standbys keep it too (Postgres 17 and newer)."""
+    """Whether it is synchronized to standbys (Postgres 17 and newer)."""
 
 
 @source_errors("read the replication slot")
 def read_slot(connection: Session, name: str) -> SlotState:
-    """The slot as it is now; ``exists`` is False if there is none of that name."""
+    """The slot now. ``exists`` is False if there is none of that name."""
     version = connection.info.server_version
     failover = "s.failover" if version >= 170000 else "false"
     if version >= 170000:
@@ -90,16 +90,16 @@ def read_slot(connection: Session, name: str) -> SlotState:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What decides how long Postgres keeps slots that nobody reads."""
+    """The settings that limit how long Postgres keeps a slot that nobody reads."""
 
     keep_bytes: int | None
-    """Of log, at most; None: as much as there is."""
+    """The log that it keeps at most, in bytes. None: no limit."""
     idle_seconds: float
-    """0: however long (Postgres 18 and newer can have another)."""
+    """0: no limit (Postgres 18 and newer can have one)."""
     standbys: int
-    """Physical slots, which standbys have."""
+    """Physical slots, which standbys use."""
     synchronized_slots: str
-    """Those which no slot with failover gets ahead of (Postgres 17 and newer)."""
+    """Those which no failover slot may get ahead of (Postgres 17 and newer)."""
 
 
 @source_errors("read how long slots are kept")
@@ -116,7 +116,7 @@ def read_retention(connection: Session) -> Retention:
 
 
 def require_failover(server_version: int) -> None:
-    """Raise ``SourceError`` if this server has no slots that standbys keep."""
+    """Raise ``SourceError`` if this server has no failover slots."""
     if server_version < 170000:
         raise SourceError(
             f"Postgres {server_version // 10000} has no slots that survive a failover.",
@@ -126,8 +126,8 @@ def require_failover(server_version: int) -> None:
 
 
 def check_slot(state: SlotState, database: str) -> None:
-    """Raise ``SlotForeign`` if this slot was never ours (nothing heals that but another name),
-    ``SlotInUse`` if it is being read. One that does not exist is fine; see ``slot_loss``."""
+    """Raise ``SlotForeign`` if this slot is not a slot of walflow (then only another name helps),
+    or ``SlotInUse`` if it is being read. A missing slot is no error here. See ``slot_loss``."""
     if not state.exists:
         return
     if not state.logical:
@@ -147,8 +147,8 @@ def check_slot(state: SlotState, database: str) -> None:
 
 
 def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
-    """How it came that changes are missing between what the pipeline has read (``log_end``) and
-    what this slot, which is its own, still gives; None if none are."""
+    """Why changes are missing between what the pipeline has read (``log_end``) and what its slot
+    still has. None if none are missing."""
     if not state.exists or state.confirmed_flush is None:
         return SlotLost(
             f'The replication slot "{state.name}" is gone: the changes since then are not known.',
@@ -174,9 +174,8 @@ def slot_loss(state: SlotState, log_end: Lsn | None = None) -> SlotLost | None:
 
 
 def drop_slot(connection: Session, name: str, *, wait_seconds: float = 10.0) -> None:
-    """Drop the slot; nothing if there is none. Waits a while for a reader that is just leaving,
-    then raises ``SlotInUse``.
-    """
+    """Drop the slot, if it exists. Waits a while for a reader that is ending, then raises
+    ``SlotInUse``."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(psycopg.errors.ObjectInUse),
         stop=tenacity.stop_after_delay(wait_seconds),

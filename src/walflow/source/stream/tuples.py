@@ -1,4 +1,4 @@
-"""Tuples of the stream: walked column by column, all rows at once, and converted to Arrow."""
+"""Tuples of the stream: read column by column, all rows at once, and converted to Arrow."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ _TEXT, _NULL, _UNCHANGED = b"tnu"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Raw cells of whole rows, a column after the other."""
+    """Raw cells of whole rows, one column after the other."""
 
     cells: tuple[Cells, ...]
     unchanged: dict[int, npt.NDArray[np.bool_]]
     """By column index: the rows whose (TOASTed) value Postgres did not send."""
 
     def filled_from(self, old: Image, rows: Positions) -> Image:
-        """This image with unsent values taken from the old rows, where those have them.
-
-        With replica identity full the old row arrives whole, so nothing stays unknown.
-        """
+        """These columns with unsent values taken from the old rows, where those have them. With
+        replica identity full, the old row arrives whole, so no value stays unknown."""
         if not self.unchanged:
             return self
         cells = list(self.cells)
@@ -63,11 +61,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class OldKeys:
-    """Of each row whose identity changed, the old one; null for all others."""
+    """For each row whose identity changed, its old identity. Null for all others."""
 
     values: pa.StructArray
     overflow: dict[str, pa.StringArray]
-    """Exact texts, as in Columns, under names that begin with ``OLD_EXACT``."""
+    """Overflow texts, as in Columns, under names that begin with ``OLD_EXACT``."""
 
 
 def walk(
@@ -76,10 +74,8 @@ def walk(
     at: Positions,
     count: int,
 ) -> tuple[Image, Positions]:
-    """Step over ``count`` cells of the rows whose first cell lies ``at``.
-
-    Gives the cells, and where each row's tuple ends.
-    """
+    """Read ``count`` cells of the rows whose first cell is ``at``. Returns the cells, and where
+    each row's tuple ends."""
     cells = []
     unchanged = {}
     for place in range(count):
@@ -119,10 +115,10 @@ def table_columns(columns: Sequence[Column], image: Image) -> Columns:
 def changed_keys(
     schema: TableSchema, old: Image, rows: Positions, new: Columns, count: int
 ) -> OldKeys | None:
-    """The old identity of each of ``count`` rows whose identity changed; None if there is none.
+    """The old identity of each of ``count`` rows whose identity changed. None if there is none.
 
-    ``rows`` says which rows the old image belongs to. A keyless table's identity is the whole
-    row, so there every old row counts as changed.
+    ``rows`` says which rows the old tuples belong to. A keyless table's identity is the whole row,
+    so there every old row counts as changed.
     """
     identity = schema.identity_columns
     places = [schema.columns.index(column) for column in identity]
@@ -157,8 +153,8 @@ def changed_keys(
 
 
 def _differ(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where two arrays differ; null equals null. Floats bit by bit: NaN, of which texts know but
-    one, equals NaN, and -0 is not 0, which is the same key but another value."""
+    """Where two arrays differ. Null equals null. Floats are compared bit by bit: NaN equals NaN
+    (texts have only one), and -0 does not equal 0, which is the same key but another value."""
     if pa.types.is_list(left.type):
         return _lists_differ(left, right)
     if pa.types.is_floating(left.type):

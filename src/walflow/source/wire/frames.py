@@ -1,7 +1,7 @@
-"""Messages of the server in one buffer, and where each of them lies.
+"""Messages of the server in one buffer, and the position of each.
 
-Every way to read from the server (the live stream, a backlog, a copy) delivers frames; what
-decodes them does not know which way they came.
+Every way to read from the server (the live stream, a backlog, a copy) delivers frames. What decodes
+them does not depend on how they arrived.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FRAME_HEADER = 5
 
 _DATA = ord("d")
 _FEW_BYTES = 4 << 10
-"""Up to here it is quicker to step from frame to frame."""
+"""Up to this many frames it is quicker to step from frame to frame."""
 _BLOCK_BYTES = 256 << 10
-"""Searched at once: it stays in the processor's cache."""
+"""How many bytes are searched at once: few enough for the processor's cache."""
 
 _size_at = struct.Struct("!I").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Whole messages: ``data[start[i]:end[i]]``, with padding behind the data."""
+    """Whole messages: ``data[start[i]:end[i]]``, with padding after the data."""
 
     data: Bytes
     start: Positions
@@ -48,12 +48,12 @@ class Frames:
 
 
 def frame_starts(buffer: Bytes, first: int, have: int) -> Positions:
-    """Where the whole frames in ``buffer[first:have]`` start, and last where the next one does.
+    """Where the whole frames in ``buffer[first:have]`` start, and last where the next frame starts.
 
-    A frame's size is known from the frame itself, so frames follow from one another like a
-    chain's links. Going from link to link in Python costs more than decoding what they hold. So
-    all places are found that look like the start of a frame of data, and the chain is followed
-    only where it leaves them: at other kinds of frames, and at places that only looked like one.
+    A frame's size is in the frame itself, so finding the frames one by one in Python would cost
+    more than decoding them. Instead, all positions are found that look like the start of a data
+    frame. The chain of sizes is followed only where it leaves these positions: at other kinds of
+    frames, and at positions that only looked like a start.
     """
     if have - first < _FEW_BYTES or len(_step(buffer, first, have, most=1)) == 1:
         return np.array(_step(buffer, first, have), np.int64)
@@ -84,8 +84,8 @@ def frame_starts(buffer: Bytes, first: int, have: int) -> Positions:
 
 
 def _candidates(buffer: Bytes, first: int, have: int) -> tuple[Positions, Positions]:
-    """Places that look like the start of a frame of data of less than 16 MiB, and for each of them
-    where the following frame would start."""
+    """Positions that look like the start of a data frame of less than 16 MiB, and for each the
+    start of the next frame."""
     found = []
     for begin in range(first, have - FRAME_HEADER + 1, _BLOCK_BYTES):
         end = min(begin + _BLOCK_BYTES, have - FRAME_HEADER + 1)
@@ -105,7 +105,7 @@ def _candidates(buffer: Bytes, first: int, have: int) -> tuple[Positions, Positi
 
 
 def _step(buffer: Bytes, first: int, have: int, most: int | None = None) -> list[int]:
-    """The same as ``frame_starts``, from frame to frame; ``most``: no more frames than that."""
+    """The same as ``frame_starts``, from frame to frame. ``most``: stop after this many frames."""
     view = buffer.data[:have]
     starts: list[int] = []
     append = starts.append

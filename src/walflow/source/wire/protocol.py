@@ -1,4 +1,5 @@
-"""The little of Postgres's wire protocol that is spoken past libpq: frames, and refusals."""
+"""The few parts of Postgres's wire protocol that are used without libpq, and errors from the
+server."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from walflow.source.connection import source_error
 __all__ = ["POSTGRES_EPOCH", "is_encrypted", "query_frame", "refusal", "server_error"]
 
 POSTGRES_EPOCH = 946_684_800_000_000
-"""2000-01-01, from which the stream's clocks count, in microseconds since 1970."""
+"""2000-01-01 in microseconds since 1970: the stream's clocks count from there."""
 
 
 def is_encrypted(pgconn: pq.abc.PGconn) -> bool:
-    """Whether what goes over the connection's socket is not what we would read from it."""
+    """Whether the connection's socket carries encrypted data."""
     if pgconn.ssl_in_use:
         return True
     result = pgconn.exec_(
@@ -31,13 +32,13 @@ def query_frame(query: bytes) -> bytes:
 
 
 def server_error(fields: bytes, doing: str) -> SourceError:
-    """What an ErrorResponse means: fields of a code and a text each."""
+    """The error for an ErrorResponse, whose fields are a code and a text each."""
     texts = {field[:1]: field[1:] for field in fields.split(b"\0") if field}
     return source_error(texts.get(b"M"), texts.get(b"C"), doing)
 
 
 def refusal(result: PGresult | None, doing: str) -> SourceError:
-    """The error for a command that was not carried out; ``doing`` completes "Could not …"."""
+    """The error for a command that failed. ``doing`` completes "Could not …"."""
     if result is None:
         return source_error(None, None, doing)
     return source_error(

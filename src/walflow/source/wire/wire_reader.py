@@ -1,10 +1,10 @@
-"""Reading the rows and messages that a command is answered with, in large pieces.
+"""Reads the rows and messages that answer a command, in large pieces.
 
-libpq hands out one message a call, which costs more than decoding the message. So where the
-connection is not encrypted, messages are taken from its socket many at a time: libpq has set the
-connection up, sees neither the command nor the answer, and can be used again afterwards. Where it
-is encrypted they come through libpq. Both give the same frames. The live stream, a backlog and the
-copy are all read by this.
+libpq hands out one message a call, which costs more than decoding the message. So if the connection
+is not encrypted, many messages at a time are read from its socket: libpq has set the connection up,
+sees neither the command nor the answer, and can be used again afterwards. If it is encrypted,
+messages come through libpq. Both ways give the same frames. The live stream, backlogs and copies
+are all read by this.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _DATA, _ERROR, _READY, _COPY_OUT, _COPY_BOTH = b"dEZHW"
 
 
 def open_reader(pgconn: pq.abc.PGconn, command: bytes, doing: str) -> WireReader:
-    """Send a command that is answered with CopyData messages.
+    """Send a command that is answered with CopyData messages. ``doing`` completes "Could not …" in
+    errors.
 
-    ``doing`` completes "Could not …" in errors. The reader must be closed before the connection
-    is used for anything else.
+    The reader must be closed before the connection is used for anything else.
     """
     kind = _ThroughLibpq if is_encrypted(pgconn) else _FromSocket
     reader = kind(pgconn, doing)
@@ -65,18 +65,16 @@ class WireReader(ABC):
         self.buffer: Bytes = np.empty(_SLACK, np.uint8)
         self._have = 0
         self._whole = 0
-        """Up to here messages are whole."""
+        """Messages are whole up to here."""
         self.begun = False
-        """Whether the server has taken up the command."""
+        """Whether the server has accepted the command."""
         self.over = False
-        """Whether the answer has ended, in order or not: see ``failure``."""
+        """Whether the answer has ended, with or without an error: see ``failure``."""
 
     @abstractmethod
     def receive(self, limit: int) -> tuple[Positions, Positions]:
-        """Take what has arrived, until about ``limit`` bytes of whole messages wait in the buffer.
-
-        Gives where the contents of the messages that are new in it begin and end. Never waits.
-        """
+        """Read what has arrived, until about ``limit`` bytes of whole messages are in the buffer.
+        Returns where the contents of the new messages begin and end. Never waits."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
@@ -88,16 +86,14 @@ class WireReader(ABC):
 
     @abstractmethod
     def failure(self) -> SourceError | None:
-        """Why the answer ended; None: in order."""
+        """The error that ended the answer. None: it ended in order."""
 
     @abstractmethod
     def _begin(self, command: bytes) -> None: ...
 
     def cut(self, size: int) -> Bytes:
-        """Hand over so many bytes of the buffer, with padding behind them.
-
-        Positions in what stays in the buffer are lower by that size from now on.
-        """
+        """Hand over this many bytes of the buffer, with padding after them. Positions in the rest
+        of the buffer are lower by this size from now on."""
         whole, rest = self.buffer, self._have - size
         if size >= len(whole) // 4:
             # Handed over as it is; what follows moves to a new buffer, which grows when need be.
@@ -112,15 +108,16 @@ class WireReader(ABC):
         return data
 
     def drop_waiting(self) -> None:
-        """Forget the whole messages in the buffer."""
+        """Drop the whole messages in the buffer."""
         if self._whole:
             self.cut(self._whole)
 
     def wait(self, seconds: float, *, flowing: bool) -> None:
         """Sleep until something arrives.
 
-        While messages flow, a few milliseconds' worth of them is waited for: the server sends
-        them by the piece, and waking for each costs more than all else that is done with it.
+        While messages flow, waits for a few milliseconds' worth of them: the server sends them in
+        small pieces, and waking up for each would cost more than everything else that is done with
+        it.
         """
         if self._socket.fileno() < 0:
             raise ConnectionLost(f"Could not {self._doing}: the connection was closed.")
@@ -129,7 +126,7 @@ class WireReader(ABC):
         select.select([self._socket], [], [], max(0.0, longest))
 
     def close(self) -> None:
-        """Let go of the socket; the connection is not closed. Repeats safely."""
+        """Release the socket. The connection is not closed. Repeats safely."""
         if self._socket.fileno() >= 0:
             # It is the connection's setting: libpq would wait for as much.
             self._set_low_water(1)
@@ -141,7 +138,7 @@ class WireReader(ABC):
             self._low_water = size
 
     def _make_room(self, size: int) -> None:
-        """Make the buffer large enough for so many bytes."""
+        """Make the buffer large enough for this many bytes."""
         if len(self.buffer) < size + PADDING:
             # At least twice as much, so that a message of any size is moved only a few times.
             larger = np.empty(max(size + _SLACK, 2 * len(self.buffer)), np.uint8)
@@ -192,7 +189,7 @@ class _FromSocket(WireReader):
         return starts + FRAME_HEADER, ends
 
     def _hear(self, frame: bytes) -> None:
-        """Take in a frame that is no CopyData."""
+        """Handle a frame that is not CopyData."""
         match frame[0]:
             case kind if kind in (_COPY_OUT, _COPY_BOTH):
                 self.begun = True
@@ -272,7 +269,7 @@ class _ThroughLibpq(WireReader):
         return self.begun and not self.over
 
     def _end(self) -> None:
-        """Hear the server's last words."""
+        """Read the server's last message."""
         self.over = True
         while (result := self._pgconn.get_result()) is not None:
             if result.status == pq.ExecStatus.FATAL_ERROR:

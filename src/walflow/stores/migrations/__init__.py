@@ -1,6 +1,6 @@
-"""The way from an empty database to the tables of this version: one Alembic revision a step.
+"""Alembic revisions, from an empty database to the tables of this version.
 
-A revision is not edited once it was released: a new one is added, here and in ``versions``.
+Do not edit a revision that was released: add a new one, here and in ``versions``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 __all__ = ["HEAD", "REVISIONS", "VERSION_TABLE"]
 
 REVISIONS = ("0002",)
-"""All that there are, oldest first: known without Alembic, which takes its time to import."""
+"""All revisions, oldest first. Listed here, so that Alembic need not be imported, which takes its
+time."""
 
 HEAD = REVISIONS[-1]
 

@@ -86,14 +86,14 @@ def apply(batch: Batch) -> LakeTableSchema:
     if lake_schema.schema.key and (stats.unchanged or stats.key_changes):
         rows = _followed(batch)
     else:
-        rows = _as_told(batch)
+        rows = _as_sent(batch)
     batch = batch.with_overflow(stats.overflow)
     ours = {name: sf.col(quoted(value)) for name, value in our_values(batch.lake_schema).items()}
     _append(stored_rows(rows, batch.lake_schema, ours), batch)
     return batch.lake_schema
 
 
-def _as_told(batch: Batch) -> DataFrame:
+def _as_sent(batch: Batch) -> DataFrame:
     """The changes as they are; where there is no key, an update's former row too."""
     changes, schema, stats = batch.changes.changes, batch.lake_schema.schema, batch.changes.stats
     rows = _numbered(changes, 1).withColumn("_kind", sf.col("_change_type"))
