@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LITTLE_DATA = {
     # Where there are few rows, to write and compile code for a query costs more than to run it:
-    # a third of a round's work. Commands that tests start have what users have.
+    # a third of a batch's work. Commands that tests start have what users have.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # So is to fill a page of 32 MB with zeros for each sort of a few rows, and to let a collector

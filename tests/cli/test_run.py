@@ -54,7 +54,7 @@ def test_stopped_then_killed_then_caught_up_and_equal(
     with database.connect() as connection:
         make_shop(connection, SIZES)
     with ShopLoad(database.uri, SIZES, rate=300) as load:
-        # SIGTERM: the round is finished, and that is an orderly end.
+        # SIGTERM: the batch is finished, and that is an orderly end.
         with ended(room.start(*arguments(database, room, "--json"))) as process:
             lines = wait_until_followed(process)
             process.terminate()
@@ -144,7 +144,7 @@ def test_a_signal_to_every_process(database: Database, room: Room) -> None:
                 one.terminate()
         _, err = process.communicate(timeout=180)
     print(process.returncode, err)
-    # The round may have been at its end, or not have got there.
+    # The batch may have been at its end, or not have got there.
     assert process.returncode in (0, 143), err
     assert "Traceback" not in err
     assert "py4j" not in err.lower()
@@ -183,7 +183,7 @@ def wait_until_followed(process: subprocess.Popen[str]) -> list[Line]:
 
 
 def wait_until_changes(process: subprocess.Popen[str]) -> None:
-    """Until the tables are known; rounds follow each other from then on."""
+    """Until the tables are known; batches follow each other from then on."""
     _read_until(process, lambda line: bool(line.get("tables")))
 
 

@@ -239,7 +239,7 @@ def _as_in_models(row: Row) -> Row:
 
 
 class Told:
-    """A story, told to a table in rounds."""
+    """A story, applied to a table in batches."""
 
     def __init__(
         self,

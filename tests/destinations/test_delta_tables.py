@@ -1,4 +1,4 @@
-"""Delta tables: names, positions, whose they are, their forms, versions and upkeep."""
+"""Delta tables: names, positions, whose they are, their schemas, versions and maintenance."""
 
 from __future__ import annotations
 

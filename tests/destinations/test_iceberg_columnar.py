@@ -1,4 +1,4 @@
-"""Rounds and compactions of Iceberg tables that are written in columns, without Spark."""
+"""Batches and compactions of Iceberg tables that are written in columns, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of changes on real tables of both formats, against the row-by-row reference."""
+"""Batches of changes on real tables of both formats, against the row-by-row reference."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pair(make_pair: MakePair) -> Pair:
     return pair
 
 
-# Rounds of one kind each, because other plans serve them; cases of a round have rows of their own.
+# Batches of one kind each, because other plans serve them; cases of a batch have rows of their own.
 
 
 def whole_rows(source: Source) -> None:
@@ -174,7 +174,7 @@ BATCHES = (
 
 
 def test_batches_of_every_kind(pair: Pair) -> None:
-    """Each is one commit that tells its position; a round that comes again changes nothing, nor
+    """Each is one commit that tells its position; a batch that comes again changes nothing, nor
     in a process that knows nothing yet."""
     source, batches, positions = pair.source, [], [pair.source.position]
     assert pair.destination.applied(KEYED) == source.position
@@ -195,7 +195,7 @@ def test_batches_of_every_kind(pair: Pair) -> None:
 
 def test_only_what_is_after_the_position_is_applied(pair: Pair) -> None:
     """A span may begin before the table's position: say, at the others' when it was copied. After
-    a restart the same changes may come in other rounds, too; inserts alone are appended."""
+    a restart the same changes may come in other batches, too; inserts alone are appended."""
     source = pair.source
     with source.transaction():
         source.truncate()
@@ -482,7 +482,7 @@ def test_many_batches_do_not_pile_up_in_memory(pair: Pair) -> None:
             source.update(row, unsent=["a"], id=100 + number)
         pair.destination.apply(source.events(pair.spark))
     pair.check()
-    # Three a round are made. Some of Spark's threads still know the round they were started in.
+    # Three a batch are made. Some of Spark's threads still know the batch they were started in.
     assert _held_after_collection(pair.spark, before, allowed=9) <= 9
     assert pair.session.catalog.listTables() == []
 

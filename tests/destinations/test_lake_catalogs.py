@@ -142,7 +142,7 @@ def all_on_one_key(source: Source) -> None:
 
 
 def unsent(source: Source) -> None:
-    """Values that are in the base, in the changes, and in the round."""
+    """Values that are in the base, in the changes, and in the batch."""
     source.update(source.find(id=3), unsent=["a", "b"], n=33)
     source.update(source.find(id=4), unsent=["b"], a="a44")
     source.insert(id=5, a="a5", b=None, n=4)

@@ -191,7 +191,7 @@ def test_cuts_that_are_past_go_and_their_versions_too(
     assert None not in last.queries
     assert shop.destination.oldest_cut() == last.cut
     versions = shop.format.versions(shop.reader, TableName("public", "orders"))
-    # Of six: the last round, what compaction made of it, and its stamp.
+    # Of six: the last batch, what compaction made of it, and its stamp.
     assert len(versions) <= 3
     assert versions[-1].position == shop.sources[0].position
     assert versions[0].committed > datetime.now(UTC) - timedelta(days=1)

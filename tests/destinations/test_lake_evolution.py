@@ -424,7 +424,7 @@ def together(
     second: tuple[TableChanges, Evolution],
     last: TableChanges,
 ) -> TableChanges:
-    """Changes of three forms as one round."""
+    """Changes of three schemas as one batch."""
     parts = (first, second)
     return replace(
         last,

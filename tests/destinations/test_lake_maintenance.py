@@ -1,4 +1,4 @@
-"""The upkeep of a lake's tables: bounded, whatever happens to them, and unseen by their readers."""
+"""Maintenance of a lake's tables: bounded, whatever happens, and unseen by their readers."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Lake:
 def test_batches_without_end_leave_a_bounded_table_and_readers_see_nothing_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A long time of small rounds, compressed."""
+    """A long time of small batches, compressed."""
     maintenance = MaintenanceSettings(
         interval_seconds=DAY, small_files=6, keep_snapshots_seconds=0, keep_snapshots=15
     )

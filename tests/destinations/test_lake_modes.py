@@ -41,7 +41,7 @@ Story = Callable[[NotedSource], Iterator[None]]
 
 
 def keyed_story(source: NotedSource) -> Iterator[None]:
-    """After each transaction it may be time for a round."""
+    """After each transaction it may be time for a batch."""
     find = source.find
     with source.transaction():
         source.insert(id=5, a="a5", b="b5", n=5)
@@ -144,7 +144,7 @@ def copies_story(source: NotedSource) -> Iterator[None]:
 
 
 def _tell(told: Told, story: Story, every: int) -> list[TableChanges]:
-    """In rounds of so many parts of the story."""
+    """In batches of so many parts of the story."""
     batches = []
     for number, _ in enumerate(story(told.source), 1):
         if number % every == 0:
@@ -204,7 +204,7 @@ def test_a_story_in_one_batch_and_in_several(
     several = _tell(parts, story, every=3)
     parts.check()
 
-    # What was applied comes again, alone and as the first part of a round.
+    # What was applied comes again, alone and as the first part of a batch.
     whole.destination.apply(batches[0])
     parts.destination.apply(several[0])
     overlapping = replace(batches[0], span=Span(batches[0].span.after, several[-1].span.upto))

@@ -128,7 +128,7 @@ def test_a_table_that_was_set_back_is_gone_on_with_from_where_it_is(room: Room) 
         room.write(room.events[-1])
     assert room.position() == room.events[0].span.upto
     room.replay()
-    # Upkeep says of a table what it is, not what it was.
+    # Maintenance says of a table what it is, not what it was.
     room.set_back(1)
     at = room.position()
     assert room.pair.destination.maintenance_due(room.pair.source.schema)
@@ -171,11 +171,11 @@ def test_what_happens_while_a_batch_is_written_is_seen(
 def test_what_happens_while_a_table_is_maintained_is_seen(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upkeep commits several times that the table stays where it is."""
+    """Maintenance commits several times that the table stays where it is."""
     destination, schema = room.pair.destination, room.pair.source.schema
     monkeypatch.setattr(Schedule, "begin", lambda *_: Due(True, True))
     moved = _once_looked_at(monkeypatch, destination, lambda: room.set_back(2))
-    # Upkeep may be refused, because the table is another one by then.
+    # Maintenance may be refused, because the table is another one by then.
     with contextlib.suppress(WalflowError):
         destination.maintain(schema)
     assert moved

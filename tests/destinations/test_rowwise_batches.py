@@ -74,7 +74,7 @@ def test_it_ends_between_two_batches_and_can_be_used_again(
         brought[:] = [changes(1), changes(2)]
         with pytest.raises(Stopped, match=r"while changes of public\.t were written"):
             kept.write_events(events)
-        # A round of one batch is not broken off: it is written as quickly as that is told.
+        # A call with one batch is not broken off: it is written as quickly as that is told.
         brought[:] = [changes(3)]
         kept.write_events(events)
         kept.startup()

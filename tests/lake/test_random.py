@@ -120,7 +120,7 @@ def crash(
         except Crash:
             assert crashes.happened
         finally:
-            # Its last picture may be the step.
+            # Its last consistent cut may be the step.
             with suppress(Crash):
                 pipeline.shutdown()
     print("crashed:", crashes.happened)

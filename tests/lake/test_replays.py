@@ -1,4 +1,4 @@
-"""Exactly once: a round that comes again, wherever it was broken off, changes nothing."""
+"""Exactly once: a batch that comes again, wherever it was broken off, changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BATCHES = (
 
 
 class Recorder(LakeDestination):
-    """Remembers the rounds that it was given, and writes them unless told not to."""
+    """Remembers the batches that it was given, and writes them unless told not to."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Room:
             made.shutdown()
 
     def run(self, *batches: Sequence[str], writes: bool = True) -> list[TableChanges]:
-        """Let the pipeline follow; the rounds that came of it."""
+        """Let the pipeline follow; the batches that came of it."""
         begin = len(self.given)
         destination = Recorder(self.spark, self.settings, self.given, writes=writes)
         with running(self.settings, self.spark, destination=destination) as pipeline:
@@ -149,7 +149,7 @@ def of_table(given: Sequence[TableChanges], table: str) -> list[TableChanges]:
 
 
 def joined(batches: Sequence[TableChanges]) -> TableChanges:
-    """The rounds of one table as one."""
+    """The batches of one table as one."""
     files = tuple(file for part in batches for file in part.files)
     stats = reduce(add, (part.stats for part in batches))
     span = Span(batches[0].span.after, batches[-1].span.upto)

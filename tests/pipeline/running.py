@@ -27,6 +27,7 @@ __all__ = [
     "QUICK",
     "WAIT",
     "catch_up",
+    "fill_two_tables",
     "in_source",
     "phase_of",
     "running",
@@ -87,6 +88,17 @@ def running(
         raise
     finally:
         pipeline.shutdown()
+
+
+def fill_two_tables(database: Database, rows: int = 50) -> None:
+    """Tables ``a`` and ``b``, published as ``walflow``."""
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "CREATE TABLE b (id int PRIMARY KEY, v text)",
+        f"INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, {rows}) i",
+        f"INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, {rows}) i",
+        "CREATE PUBLICATION walflow FOR TABLE a, b",
+    )
 
 
 def catch_up(pipeline: Pipeline) -> None:

@@ -49,7 +49,7 @@ def test_tables_that_have_all_belong_together() -> None:
 
 
 def test_a_table_that_is_ahead_is_shown_as_it_was() -> None:
-    # The second has a round of (40, 60] already, and nothing of it before 40.
+    # The second has a batch of (40, 60] already, and nothing of it before 40.
     assert common((batches((0, 10)), 50), (batches((0, 10), (40, 60)), 60)) == (40, [10, 10])
 
 

@@ -348,7 +348,7 @@ def test_keys_and_rewrites(spark: SparkSession, database: Database, trusting: Se
             "UPDATE trusted SET v = 'wider' WHERE id = 1",
         )
         wait_until_logged(pipeline)
-        # Rows that are told apart in different ways do not go into one round.
+        # Rows that are told apart in different ways do not go into one batch.
         database.execute("UPDATE rekeyed SET id = 1, v = 'after' WHERE v = 'v2'")
         wait_until_logged(pipeline)
         go_on.set()

@@ -15,6 +15,7 @@ from tests.pipeline.following import wait_phase
 from tests.pipeline.running import (
     WAIT,
     catch_up,
+    fill_two_tables,
     in_source,
     phase_of,
     running,
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 A, B = TableName("public", "a"), TableName("public", "b")
-TABLES = (
-    "CREATE TABLE a (id int PRIMARY KEY, v text)",
-    "CREATE TABLE b (id int PRIMARY KEY, v text)",
-    "INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, 500) i",
-    "INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, 500) i",
-    "CREATE PUBLICATION walflow FOR TABLE a, b",
-)
 FILL = "UPDATE {} SET v = " + " || ".join(["md5(random()::text)"] * 12)
 """With text that hardly compresses: about 100 kB of log each time."""
 
@@ -78,7 +72,7 @@ def outcome(store: MemoryStore, table: TableName, action: Action) -> Request:
 def test_a_table_that_was_set_aside_does_not_fill_the_log_for_ever(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
-    database.execute(*TABLES)
+    fill_two_tables(database, 500)
     limit = 600_000
     settings = settings_for(database, tmp_path, log__max_bytes=limit)
     store, shelf, broken = MemoryStore("test"), PositionedShelf(), threading.Event()
@@ -133,8 +127,8 @@ def test_a_source_that_is_away_blames_no_table(spark: SparkSession, tmp_path: Pa
     """While one table is followed and another is being copied."""
     with EmbeddedPostgres() as server:
         database = Database(server, "postgres")
+        fill_two_tables(database, 500)
         database.execute(
-            *TABLES,
             "CREATE TABLE c (id int PRIMARY KEY, v text)",
             "INSERT INTO c SELECT i, repeat('c', 200) FROM generate_series(1, 5000) i",
         )

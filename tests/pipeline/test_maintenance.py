@@ -1,4 +1,4 @@
-"""Upkeep between rounds: a table goes on if it fails, and nobody waits for it at the end."""
+"""Maintenance between batches: a table goes on if it fails, and nobody waits for it at the end."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_tables_that_fell_silent_are_maintained_in_turn(
         shelf.due.add(a)
         wait_for(lambda: shelf.begun == [a], WAIT, "a is maintained", pipeline.check)
         shelf.due.add(b)
-        # b finds it taken after its only round; a, which has all, holds up nobody who waits.
+        # b finds it taken after its only batch; a, which has all, holds up nobody who waits.
         database.execute("INSERT INTO b VALUES (1)")
         catch_up(pipeline)
         assert shelf.rows("b") == [(1,)]

@@ -97,7 +97,7 @@ def test_many_tables(
     show(
         capsys,
         f"{len(tables)} tables were ready after {seconds:.1f} s; connections at most: "
-        f"{connections.most}; an idle table costs {cost * 1e6:.1f} µs of CPU a round",
+        f"{connections.most}; an idle table costs {cost * 1e6:.1f} µs of CPU a turn",
     )
     assert cost < 1e-3
     assert connections.most["walflow test copy"] <= 3
@@ -124,7 +124,7 @@ def ready(pipeline: Pipeline) -> int:
 
 
 def idle_cost(pipeline: Pipeline, database: Database, tables: list[str]) -> float:
-    """CPU seconds of the coordinating thread, a round and idle table, while one table is busy."""
+    """CPU seconds of the coordinating thread, a turn and idle table, while one table is busy."""
     costs = []
     for window in range(WINDOWS):
         before = coordinating_cpu()

@@ -25,6 +25,7 @@ from tests.pipeline.running import (
     HOLD,
     WAIT,
     catch_up,
+    fill_two_tables,
     in_source,
     phase_of,
     running,
@@ -54,7 +55,7 @@ SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_dat
 
 @pytest.fixture
 def source(database: Database) -> Database:
-    fill(database)
+    fill_two_tables(database)
     return database
 
 
@@ -62,16 +63,6 @@ def source(database: Database) -> Database:
 def no_failpoints() -> Iterator[None]:
     yield
     set_failpoints("")
-
-
-def fill(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, v text)",
-        "CREATE TABLE b (id int PRIMARY KEY, v text)",
-        "INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, 50) i",
-        "INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, 50) i",
-        "CREATE PUBLICATION walflow FOR TABLE a, b",
-    )
 
 
 def slots(database: Database) -> list[str]:
@@ -166,7 +157,7 @@ def test_a_slot_that_postgres_has_given_up(spark: SparkSession, tmp_path: Path) 
     limits = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with EmbeddedPostgres(settings=limits) as server:
         source = Database(server, "postgres")
-        fill(source)
+        fill_two_tables(source)
         settings = settings_for(source, tmp_path)
         shelf = Shelf()
         with running(settings, spark, destination=shelf):
@@ -252,7 +243,7 @@ def test_a_slot_that_standbys_keep(
     spark: SparkSession, start_postgres: ServerFactory, tmp_path: Path, version: int
 ) -> None:
     for source in fresh_database(start_postgres(version)):
-        fill(source)
+        fill_two_tables(source)
         settings = settings_for(source, tmp_path, source__failover=True)
         if version < 17:
             with pytest.raises(SourceError, match="survive a failover") as refused:

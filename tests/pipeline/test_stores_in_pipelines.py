@@ -18,6 +18,7 @@ from tests.pipeline.capturing import wait_for
 from tests.pipeline.running import (
     WAIT,
     catch_up,
+    fill_two_tables,
     in_source,
     phase_of,
     running,
@@ -46,7 +47,7 @@ READY = {"a": Phase.READY, "b": Phase.READY}
 
 @pytest.fixture
 def source(database: Database) -> Database:
-    fill(database)
+    fill_two_tables(database)
     return database
 
 
@@ -59,16 +60,6 @@ def other_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 def redis() -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis() as server:
         yield server
-
-
-def fill(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, v text)",
-        "CREATE TABLE b (id int PRIMARY KEY, v text)",
-        "INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, 50) i",
-        "INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, 50) i",
-        "CREATE PUBLICATION walflow FOR TABLE a, b",
-    )
 
 
 def assert_equal(shelf: Shelf, database: Database) -> None:

@@ -21,6 +21,7 @@ from tests.pipeline.running import (
     QUICK,
     WAIT,
     catch_up,
+    fill_two_tables,
     in_source,
     phase_of,
     running,
@@ -48,13 +49,7 @@ A, B = TableName("public", "a"), TableName("public", "b")
 
 @pytest.fixture
 def settings(database: Database, tmp_path: Path) -> Settings:
-    database.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, v text)",
-        "CREATE TABLE b (id int PRIMARY KEY, v text)",
-        "INSERT INTO a SELECT i, 'a' || i FROM generate_series(1, 50) i",
-        "INSERT INTO b SELECT i, 'b' || i FROM generate_series(1, 50) i",
-        "CREATE PUBLICATION walflow FOR TABLE a, b",
-    )
+    fill_two_tables(database)
     return settings_for(database, tmp_path)
 
 

@@ -128,7 +128,7 @@ def test_a_table_that_leaves_is_complete_up_to_there(
 
     shelf.before_batch = hold
     with running(settings, spark, destination=shelf) as pipeline:
-        # One round is being applied, and what comes then waits.
+        # One batch is being applied, and what comes then waits.
         database.execute(*(f"UPDATE {table} SET v = 'first'" for table in leaving))
         wait_for(lambda: at_work == set(leaving), WAIT, "at work", pipeline.check)
         database.execute(*(sql for table in leaving for sql in change(table, "waits")))

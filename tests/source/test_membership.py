@@ -49,7 +49,7 @@ def in_one_transaction(*statements: str) -> str:
 
 LOGGED = {
     "rows": ("INSERT INTO p VALUES (2, 1)", "DELETE FROM p WHERE id = 1", "TRUNCATE p"),
-    "upkeep": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL p1", "REINDEX TABLE p1"),
+    "maintenance": ("ANALYZE", "VACUUM FREEZE", "VACUUM FULL p1", "REINDEX TABLE p1"),
     "columns": ("ALTER TABLE p ADD z int DEFAULT 1, ALTER x TYPE varchar", "ALTER TABLE p DROP z"),
     "names": (
         "ALTER TABLE p RENAME TO q",
@@ -61,7 +61,7 @@ LOGGED = {
         "ALTER PUBLICATION walflow DROP TABLE other",
     ),
     "set to the same": ("ALTER PUBLICATION walflow SET TABLE p, other",),
-    "upkeep of the publication": (
+    "maintenance of the publication": (
         "COMMENT ON PUBLICATION walflow IS 'ours'",
         "ALTER PUBLICATION walflow OWNER TO CURRENT_USER",
         "VACUUM FREEZE pg_publication",
@@ -238,7 +238,7 @@ def test_kinds_that_were_left_out_for_a_time(any_database: Database) -> None:
         "t",
         "ALTER PUBLICATION walflow ADD TABLE other",
         "ALTER PUBLICATION walflow SET TABLE t",
-        *LOGGED["upkeep of the publication"],
+        *LOGGED["maintenance of the publication"],
     )
     assert not continues(
         any_database,

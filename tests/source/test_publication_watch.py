@@ -28,7 +28,7 @@ QUIET = {
         "UPDATE t SET x = x + 1000",
         "DELETE FROM t WHERE id > 500",
     ),
-    "upkeep": ("ANALYZE", "VACUUM FREEZE", "REINDEX SCHEMA public"),
+    "maintenance": ("ANALYZE", "VACUUM FREEZE", "REINDEX SCHEMA public"),
     "what is not published": ("CREATE TEMP TABLE temporary (id int)", "CREATE VIEW v AS SELECT 1"),
 }
 OF_TABLES = {

@@ -97,7 +97,7 @@ def test_from_the_copy_to_the_end(
     commit = Mock(wraps=IcebergTable.commit)
     monkeypatch.setattr(IcebergTable, "commit", lambda *given: commit(*given))
     lake.batch(lambda s: s.update(s.find(id=1), id=20, text="x"))
-    assert commit.call_count == 1, "the round was left to Spark"
+    assert commit.call_count == 1, "the batch was left to Spark"
 
     schema = lake.source.schema
     assert lake.destination.rename(schema, OTHER)

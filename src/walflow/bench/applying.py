@@ -1,7 +1,7 @@
 """Apply: batches of changes into an Iceberg table, against a bare MERGE of the same changes.
 
-The reference is the fastest form known of what must be done at the least: the changes have one row
-a key already, and are cached; one MERGE into a table of the same form and files.
+The reference is the fastest known way to do what is needed at least: the changes have one row a key
+already, and are cached; one MERGE writes them into a table of the same schema and files.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class MadeUpTable:
                 **made_up_values(keys, self.position),
             }
         )
-        path = self.folder / f"round-{next(self._files)}.parquet"
+        path = self.folder / f"batch-{next(self._files)}.parquet"
         pq.write_table(table, path, compression="lz4", use_dictionary=["_change_type"])
         stats = ChangeStats(
             rows=changes, inserts=inserts, updates=changes - inserts - deletes, deletes=deletes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from walflow.cli.console import table_console
@@ -9,6 +11,15 @@ from walflow.cli.help_pages import debug_option, is_debug
 from walflow.cli.options import key_and_value
 
 __all__ = ["bench"]
+
+_Option = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _count(option: str, default: int, help: str, *, least: int = 1000) -> _Option:
+    return click.option(
+        option, default=default, show_default=True, type=click.IntRange(min=least), help=help
+    )
+
 
 _repeats = click.option(
     "--repeat",
@@ -34,13 +45,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option(
-    "--changes",
-    default=1_000_000,
-    show_default=True,
-    type=click.IntRange(min=1000),
-    help="The size of the largest workload.",
-)
+@_count("--changes", 1_000_000, "The size of the largest workload.")
 @_repeats
 @click.option("--only", metavar="NAME", help="Only this workload.")
 @_as_json
@@ -57,13 +62,7 @@ def capture(changes: int, repeats: int, only: str | None, as_json: bool) -> None
 
 
 @bench.command()
-@click.option(
-    "--rows",
-    default=3_000_000,
-    show_default=True,
-    type=click.IntRange(min=1000),
-    help="Rows to copy.",
-)
+@_count("--rows", 3_000_000, "Rows to copy.")
 @_repeats
 @_as_json
 @debug_option
@@ -131,24 +130,12 @@ def apply(
     show(table_console(), comparisons, as_json=as_json)
 
 
-_table_rows = click.option(
-    "--rows",
-    default=2_000_000,
-    show_default=True,
-    type=click.IntRange(min=1000),
-    help="Rows at the start.",
-)
+_table_rows = _count("--rows", 2_000_000, "Rows at the start.")
 
 
 @bench.command()
 @_table_rows
-@click.option(
-    "--changes",
-    default=1_000_000,
-    show_default=True,
-    type=click.IntRange(min=1000),
-    help="Changes in the backlog.",
-)
+@_count("--changes", 1_000_000, "Changes in the backlog.")
 @_repeats
 @_as_json
 @debug_option
@@ -167,13 +154,7 @@ def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json
 
 @bench.command()
 @_table_rows
-@click.option(
-    "--per-second",
-    default=100,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Commits a second.",
-)
+@_count("--per-second", 100, "Commits a second.", least=1)
 @click.option(
     "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="How long."
 )
@@ -210,16 +191,8 @@ def latency(
 
 
 @bench.command()
-@click.option(
-    "--minutes", default=20, show_default=True, type=click.IntRange(min=1), help="How long."
-)
-@click.option(
-    "--per-second",
-    default=350,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Changes a second.",
-)
+@_count("--minutes", 20, "How long.", least=1)
+@_count("--per-second", 350, "Changes a second.", least=1)
 @click.option(
     "--format",
     "destination",

@@ -28,7 +28,7 @@ EXACT_TYPE = "map<string,string>"
 
 
 def changes_schema(schema: TableSchema) -> str:
-    """The change log's row form for a table, as Spark DDL; every column may be missing or null."""
+    """The schema of a table's rows in the change log, as Spark DDL. Every column may be missing."""
     columns = [
         "`_change_type` string",
         "`_lsn` bigint",

@@ -24,7 +24,7 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A round lists many small files; a Spark job for the listing alone costs more than it saves.
+    # A batch lists many small files; a Spark job for the listing alone costs more than it saves.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     # Bloom filters on the scan of the table that is merged into: half the time of a MERGE. They
     # are made only for joins that are not broadcast.
@@ -32,7 +32,7 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.optimizer.runtime.bloomFilter.enabled": "true",
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "0",
     "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold": "100MB",
-    # Most keys change once in a round: looking for the last change of each before the shuffle, too,
+    # Most keys change once in a batch: looking for the last change of each before the shuffle, too,
     # is a sort for nothing.
     "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     # Net changes are kept as a MERGE wants them: it shuffles and sorts what it finds otherwise.
@@ -171,7 +171,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def shuffle_partitions(master: str | None) -> int:
-    """As many as local cores, but few: rounds are small, and each partition costs a task.
+    """As many as local cores, but few: batches are small, and each partition costs a task.
 
     ``None`` is a Spark Connect server.
     """

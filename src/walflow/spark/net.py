@@ -1,4 +1,4 @@
-"""Net changes of keyed tables: what a stretch of the change log comes to, as DataFrame functions.
+"""Net changes of keyed tables: what a part of the change log comes to, as DataFrame functions.
 
 One row a key, the last state wins. Columns whose value Postgres did not send are taken from the
 newest earlier change of the *row*, which may have had another key then; what no change of the

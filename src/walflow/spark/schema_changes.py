@@ -1,4 +1,4 @@
-"""Changes of a table's former form, in the form that it has since; values as Spark SQL has them."""
+"""Changes of a table's former schema, in its present one; values as Spark SQL has them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["in_schema", "missing_value", "sql_value"]
 
 
 def in_schema(changes: DataFrame, evolution: Evolution) -> DataFrame:
-    """Changes (see read_changes) of the form before, as if the table had had the form after.
+    """Changes (see read_changes) of the schema before, as if the table had had the schema after.
 
-    A row of the former form has, in columns that were added since, what Postgres shows in them;
+    A row of the former schema has, in columns that were added since, what Postgres shows in them;
     where these are not published (see TableSchema), an update leaves them as they are.
-    The forms must have the same key, but for its columns' names.
+    The schemas must have the same key, but for its columns' names.
     """
     kind = sf.col("_change_type")
     # A delete tells the key only, or where there is none, the whole row.

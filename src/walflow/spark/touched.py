@@ -30,7 +30,7 @@ def touched_keys(
     """Every key that a transaction that ended in ``(after, upto]`` gave to a row or took from one.
 
     For key column number n a column ``v<n>`` with the value, and ``e<n>`` with its exact text
-    where it has one. ``files`` are the log's, of one form, and ``stats`` what is in them.
+    where it has one. ``files`` are the log's, of one schema version, and ``stats`` what is in them.
     """
     # A position is the end of a transaction, `_lsn` the place of its commit, just before.
     inside = (place() > place(after)) & (place() < place(upto))

@@ -4,7 +4,7 @@ protocol."""
 from walflow.errors import ConfigError
 
 try:
-    import httpx  # noqa: F401 - asked for here, so that whoever lacks it is told what to install
+    import httpx  # noqa: F401 - asked for here, so that an error says what to install
 except ModuleNotFoundError as missing:
     raise ConfigError(
         "An HTTP destination needs the Python package httpx.",

@@ -104,7 +104,7 @@ class HttpDestination(ArrowDestination):
     def check_writable(self) -> None:
         """Make and empty ``walflow_check.scratch``: always the same, so that services which keep
         something of every name do not get more of them."""
-        # Whoever tries it out wants to know now.
+        # A check should fail now, not after retries.
         once = HttpDestination(str(self._base), replace(self.options, retry_attempts=0))
         try:
             once._try_out()

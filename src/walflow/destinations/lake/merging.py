@@ -1,4 +1,4 @@
-"""One commit a round: how net changes get into a table that has one row a row.
+"""One commit a batch: how net changes get into a table that has one row a row.
 
 Every function that writes makes exactly one commit; the session it runs in stamps it.
 """

@@ -1,6 +1,6 @@
-"""Rounds and compactions that Arrow writes in this process; Iceberg itself only commits them.
+"""Batches and compactions that Arrow writes in this process; Iceberg itself only commits them.
 
-The way of a round: net changes in columns (lake.columnar), the places of the rows with their keys
+The steps of a batch: net changes in columns (lake.columnar), the places of the rows with their keys
 (``keys``), new rows as Parquet and former ones as deletion vectors (``writing``, ``vectors``), one
 commit of both (``table``). ``tables`` remembers what it has left, so that nothing is asked twice.
 """

@@ -1,7 +1,7 @@
 """What Iceberg wants to know of a data file: counts, and the bounds of its columns.
 
 Readers skip files by it. Iceberg could read it from the file's footer itself, but takes longer for
-that than for the whole commit of a small round.
+that than for the whole commit of a small batch.
 """
 
 from __future__ import annotations
