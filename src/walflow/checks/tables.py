@@ -9,7 +9,7 @@ from walflow.checks.types import check_types
 from walflow.errors import NoReplicaIdentity, NoSelectRight, TableLocked
 from walflow.mapping import TableMapping, check_distinct
 from walflow.model import PageRange, ReplicaIdentity, TableName
-from walflow.pipeline.store_place import check_store_not_followed
+from walflow.pipeline.source_at_start import check_store_not_followed
 from walflow.source.catalog.cautions import identity_cautions, publication_cautions
 from walflow.source.catalog.publication import (
     brief_look,

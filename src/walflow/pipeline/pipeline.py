@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
-import tenacity
 
 from walflow.changelog import ChangeLog, LogIdentity
 from walflow.config import Settings, load_settings
@@ -27,10 +25,8 @@ from walflow.destinations.base import Destination
 from walflow.destinations.own import BasicDestination, adapted
 from walflow.errors import (
     LogError,
-    PublicationChanged,
     SourceError,
     Stopped,
-    TableLocked,
     WalflowError,
 )
 from walflow.mapping import TableMapping
@@ -42,27 +38,18 @@ from walflow.pipeline.assembly import Opened, assemble
 from walflow.pipeline.coordinator import Coordinator
 from walflow.pipeline.drop import remove_leftovers
 from walflow.pipeline.first_start import Made
-from walflow.pipeline.publication.comparison import followed_publications
 from walflow.pipeline.publication.published import Published
-from walflow.pipeline.retrying import call_again
 from walflow.pipeline.run import PipelineEnd, PipelineRun
+from walflow.pipeline.source_at_start import SourceAtStart
 from walflow.pipeline.state.lease import LeaseKeeper, held_store
 from walflow.pipeline.state.phases import FOLLOWED
-from walflow.pipeline.state.pipeline_notes import note_stop, with_chosen_publication, write_notes
+from walflow.pipeline.state.pipeline_notes import note_stop, write_notes
 from walflow.pipeline.state.retries import Retries
 from walflow.pipeline.state.status import PipelineStatus
 from walflow.pipeline.state.table_states import Tables
-from walflow.pipeline.store_place import check_store_not_followed
 from walflow.pipeline.timing import Timing
 from walflow.plugins import PYTHON
-from walflow.source.catalog.preflight import Preflight, preflight, require_followable
-from walflow.source.catalog.publication import (
-    create_publication,
-    publication_loss,
-    publication_oids,
-)
-from walflow.source.catalog.published_tables import PublishedTable, published_tables
-from walflow.source.connection import Session, connect
+from walflow.source.connection import connect
 from walflow.source.stream.slots import slot_loss
 from walflow.spark.jars import telling_of_jars
 from walflow.spark.session import check_given
@@ -77,8 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "PipelineStatus"]
 
 _CHECK_SECONDS = 0.1
-_LOCKED_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
 """``wait(until_caught_up=True)`` waits so long for a table's next attempt, but not longer."""
 
@@ -95,8 +80,6 @@ _STOPPING = (
     "log folder",  # it is removed if the start has failed before anything was in it
 )
 """The order in which a pipeline stops its parts and closes what it opened."""
-
-_Answer = TypeVar("_Answer")
 
 _logger = structlog.get_logger(__name__)
 
@@ -192,8 +175,9 @@ class Pipeline:
         self._open_store()
         self._made.log = new_folder
         self.stage = "checking the source"
-        found = self._when_unlocked(self._preflight)
-        settings = self.settings  # with the publication
+        source = SourceAtStart(settings, self._store, self._application, self._end)
+        found = source.check()
+        settings = self.settings = source.settings
         identity = LogIdentity(settings.name, str(found.server.system_identifier), settings.slot)
         self.stage = "opening the change log"
         confirmed = found.slot.confirmed_flush if found.lost is None else None
@@ -205,21 +189,23 @@ class Pipeline:
             file_bytes=settings.log.file_bytes,
         )
         self._opened["change log"] = self._log.close
-        source = f"{identity.system_id}/{found.server.database}"
-        self._made.notes = write_notes(settings, source)
-        if confirmed is not None and self._begun and not self._resyncs:
+        source_id = f"{identity.system_id}/{found.server.database}"
+        self._made.notes = write_notes(settings, source_id)
+        if confirmed is not None and source.begun and not source.resyncs:
             lost = slot_loss(found.slot, self._log.end)
             if lost is not None:
                 raise lost
         self.stage = "starting Spark"
         with telling_of_jars(self._tell_of_jars):
-            self._destination = self._open_destination(source, found.timeline)
+            self._destination = self._open_destination(source_id, found.timeline)
         self._opened["destination"] = self._destination.close
         self._check_stopped()
         self.stage = "opening the catalog"
-        check_catalog(self._destination, settings, begun=self._begun, patience=self._timing.catalog)
+        check_catalog(
+            self._destination, settings, begun=source.begun, patience=self._timing.catalog
+        )
         self._check_stopped()
-        self._publish(found)
+        source.publish(found, self._made)
         coordinator = self._make_parts()
         intake = coordinator.intake
         if confirmed is None:
@@ -269,103 +255,20 @@ class Pipeline:
     def _tell_of_jars(self, text: str) -> None:
         self.stage = f"starting Spark, {text}"
 
-    def _open_destination(self, source: str, timeline: int) -> OpenDestination:
+    def _open_destination(self, source_id: str, timeline: int) -> OpenDestination:
         settings, spark = self.settings, self._given_spark
         if spark is not None:
             check_given(spark)
         if self._given_destination is None:
             return open_destination(
-                settings, source, timeline=timeline, spark=spark, debug=self._debug
+                settings, source_id, timeline=timeline, spark=spark, debug=self._debug
             )
         return run_on_spark(self._given_destination, settings, spark, debug=self._debug)
-
-    def _when_unlocked(self, look: Callable[[], _Answer]) -> _Answer:
-        """Call ``look`` again while a table is locked (a large one may be being rewritten) or
-        altered."""
-        try:
-            return call_again(
-                look,
-                stop=self._end.asked,
-                can_retry=lambda error: isinstance(error, PublicationChanged | TableLocked),
-                wait=_until_unlocked,
-                tell=_tell_of_lock,
-            )
-        except (PublicationChanged, TableLocked) as error:
-            raise Stopped("told to stop while looking at the tables") from error
-
-    def _preflight(self) -> Preflight:
-        source = self.settings.source
-        with connect(self._uri, application_name=self._application) as connection:
-            self.settings = with_chosen_publication(connection, self.settings, begun=self._begun)
-            found = preflight(
-                connection,
-                publication=self.settings.publication,
-                slot=self.settings.slot,
-                create_publication=source.create_publication,
-                tables=self.settings.tables,
-                types=self.settings.types,
-                strict=self._strict,
-                failover=source.failover,
-                resync_lost_slot=self._resyncs,
-            )
-            states = self._store.get_table_replication_states().values()
-            lost = publication_loss(
-                self.settings.publication,
-                followed_publications(states),
-                publication_oids(connection),
-            )
-            self._require_followable(connection, found.tables)
-        for warning in found.warnings:
-            _logger.warning(warning)
-        if self._begun and not found.slot.exists:
-            lost = slot_loss(found.slot)
-        if lost is None:
-            return found
-        if not self._resyncs:
-            raise lost
-        return replace(found, lost=lost)
-
-    @property
-    def _begun(self) -> bool:
-        """Whether copies have begun, so that changes may be missing."""
-        states = self._store.get_table_replication_states().values()
-        return any(state.phase is not Phase.INIT for state in states)
-
-    @property
-    def _resyncs(self) -> bool:
-        return self.settings.source.on_slot_lost == "resync"
-
-    def _publish(self, found: Preflight) -> None:
-        """Create the publication, if it is missing."""
-        publication = self.settings.publication
-        with connect(self._uri, application_name=self._application) as connection:
-            if found.publication is None:
-                create_publication(
-                    connection, publication, found.create_tables, pipeline=self.settings.name
-                )
-                self._made.publication = True
-                _logger.info("made the publication", publication=publication)
-                tables = published_tables(
-                    connection, publication, self.settings.types, chosen=self.settings.tables
-                )
-                self._require_followable(connection, tables)
-            check_store_not_followed(connection, self.settings)
-
-    @property
-    def _strict(self) -> bool:
-        """Whether a table that cannot be followed keeps the pipeline from starting."""
-        return self.settings.on_table_refused == "error" and not self._begun
-
-    def _require_followable(self, connection: Session, tables: Sequence[PublishedTable]) -> None:
-        """At the first start, an error that concerns all tables is raised at once. Later, each of
-        these tables is set aside."""
-        if not self._begun:
-            require_followable(connection, tables, all_of_them=self._strict)
 
     def _check_stopped(self) -> None:
         self.check()
         if self._end.asked.is_set():
-            raise Stopped("told to stop while starting")
+            raise Stopped("asked to stop while starting")
 
     def _take_back_if_unused(self) -> None:
         if self._lease.error is None and not self._something_copied:
@@ -524,7 +427,7 @@ class Pipeline:
             if error is None:
                 raise
             # What ended the pipeline is the error to tell; this is most often its consequence.
-            _logger.warning("not everything could be put in order", error=str(another))
+            _logger.warning("the pipeline could not be closed completely", error=str(another))
 
     def _end_work(self) -> None:
         coordinator, destination = self._coordinating, self._destination.destination
@@ -532,7 +435,7 @@ class Pipeline:
             destination.break_off()
         except Exception as error:
             # It only takes longer then; what is being written must have ended before all else.
-            _logger.warning("the destination could not be told of the end", error=str(error))
+            _logger.warning("the destination did not stop early", error=str(error))
         workers = coordinator.workers
         workers.close()
         status = coordinator.status() if self._end.error is None else None
@@ -548,19 +451,6 @@ class Pipeline:
                 self._end.fail(error)
         finally:
             self._end.asked.set()
-
-
-def _until_unlocked(state: tenacity.RetryCallState) -> float:
-    locked = state.outcome is not None and isinstance(state.outcome.exception(), TableLocked)
-    return _LOCKED_SECONDS if locked else _LOOK_AGAIN_SECONDS
-
-
-def _tell_of_lock(error: BaseException, attempt: int, seconds: float) -> None:
-    _logger.warning(
-        "the tables cannot be looked at yet; trying again",
-        error=str(error),
-        hint=error.hint if isinstance(error, WalflowError) else None,
-    )
 
 
 def _settings(
