@@ -26,7 +26,7 @@ def damage_of(path: Path, size: int, checksum: int) -> str | None:
         if there != size:
             return f"{path} has {there:,} bytes, not the {size:,} that were written"
         if checksum_of(path) != checksum:
-            return f"{path} is not as it was written: its checksum is another one"
+            return f"{path} is not as it was written: its checksum does not match"
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:

@@ -89,7 +89,7 @@ def test_a_log_that_cannot_be_made(room: Room, closed: Path) -> None:
         assert f"The store {closed / place}/state.db cannot be opened" in line
         assert PLACES[place] in line
         assert "[StoreError] What to do: Name another folder (--log FOLDER" in line
-        assert "not everything could be put in order" not in line
+        assert "the pipeline could not be closed completely" not in line
 
 
 def test_a_log_that_cannot_be_seen(room: Room, closed: Path) -> None:

@@ -93,10 +93,10 @@ def with_texts(row: Row, texts: Mapping[str, str | None]) -> Row:
 def test_what_is_the_same() -> None:
     floats = pa.array([0.0, -0.0, float("nan"), -float("nan"), None])
     assert codes(comparable(floats)) == [0, 0, 1, 1, 2]
-    assert codes(comparable(floats, zeros_apart=True)) == [0, 1, 2, 2, 3]
+    assert codes(comparable(floats, signed_zeros=True)) == [0, 1, 2, 2, 3]
     lists = pa.array([[0.0], [-0.0], [], None, [None], [0.0, 0.0]], pa.list_(pa.float64()))
     assert codes(comparable(lists)) == [0, 0, 1, 2, 3, 4]
-    assert codes(comparable(lists, zeros_apart=True)) == [0, 1, 2, 3, 4, 5]
+    assert codes(comparable(lists, signed_zeros=True)) == [0, 1, 2, 3, 4, 5]
     texts = pa.array([["a", "b"], ["ab"], ["a1:b"], [["x"][0]], ["b", "a"]], pa.list_(pa.string()))
     assert codes(comparable(texts)) == [0, 1, 2, 3, 4]
     assert codes(comparable(texts[3:])) == [0, 1], "a part of an array"

@@ -121,7 +121,7 @@ def unsealed(text: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is no record")
     if content.pop(_CHECKSUM, None) != _of_record(content):
-        raise ValueError("its checksum is another one")
+        raise ValueError("its checksum does not match")
     return content
 
 

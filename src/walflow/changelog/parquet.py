@@ -50,7 +50,7 @@ def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class OpenFile:
-    """A Parquet file that is being written. It is not durable: whoever closes it must sync it."""
+    """A Parquet file that is being written. Not durable: the caller that closes it syncs it."""
 
     def __init__(self, folder: Path, path: str, schema: pa.Schema) -> None:
         self.path = path

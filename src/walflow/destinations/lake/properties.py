@@ -32,7 +32,7 @@ def is_table_owned(spark: SparkSession, identifier: str, owner: Owner) -> bool:
     except Exception as error:
         # Somebody's table that is damaged must not stand in the way.
         _logger.warning(
-            "it is not known who owns a table",
+            "the owner of a table could not be read",
             table=identifier,
             error=cause_of(error).message,
         )

@@ -321,7 +321,7 @@ class TableApplier:
 
         def tell(error: BaseException, attempt: int, seconds: float) -> None:
             _logger.warning(
-                "a table was not asked where it is; trying again",
+                "a table's position could not be read; trying again",
                 table=str(state.name),
                 error=str(error),
             )

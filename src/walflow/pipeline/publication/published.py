@@ -133,7 +133,7 @@ class Published(Closing):
             except BaseException as error:
                 self._hang_up()
                 if self._closed and isinstance(error, SourceError):
-                    raise Stopped("told to stop while asking what is published") from error
+                    raise Stopped("asked to stop while reading what is published") from error
                 if isinstance(error, TableLocked):
                     self._warn_of_lock(error)
                 raise
@@ -159,7 +159,7 @@ class Published(Closing):
         if not self._warned_of_lock:
             self._warned_of_lock = True
             _logger.warning(
-                "a lock keeps from seeing what is published; trying again",
+                "the published tables cannot be read while a table is locked; trying again",
                 error=error.message,
                 hint=error.hint,
             )

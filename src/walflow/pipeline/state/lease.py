@@ -92,7 +92,7 @@ class LeaseKeeper:
             self._store.release_lease(self._holder)
         except StoreError as error:
             _logger.warning(
-                "the lease could not be given back; it runs out by itself", error=str(error)
+                "the lease could not be released; it runs out by itself", error=str(error)
             )
 
     def _is_overdue(self, now: float) -> bool:

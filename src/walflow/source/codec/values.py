@@ -136,7 +136,7 @@ def from_text(column: Column, cells: Cells) -> Converted:
         return _text_converter(column.type, column.spark_type)(cells)
     except pa.ArrowInvalid as error:
         raise ProtocolError(
-            f"column {column.name!r} of type {column.type.name} has a text that is no value of "
+            f"column {column.name!r} of type {column.type.name} has a text that is not a value of "
             f"its type: {error}",
             hint="The session that reads it must be opened with walflow's session options; "
             "a pooler in between may have dropped them. Connect to the server itself.",

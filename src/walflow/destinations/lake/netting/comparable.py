@@ -10,16 +10,16 @@ import pyarrow.compute as pc
 __all__ = ["comparable", "numbered", "spread"]
 
 
-def comparable(values: pa.Array, *, zeros_apart: bool = False) -> pa.Array:
+def comparable(values: pa.Array, *, signed_zeros: bool = False) -> pa.Array:
     """Equal exactly where the values are; null where they are null. All NaN are equal, and so are
     -0 and 0 unless told otherwise. What is nested becomes bytes; maps have no order."""
     kind = values.type
     if pa.types.is_floating(kind):
-        return _bits(values, zeros_apart=zeros_apart)
+        return _bits(values, signed_zeros=signed_zeros)
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return values.cast(pa.int8())
     if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return _bytes(values, zeros_apart)
+        return _bytes(values, signed_zeros)
     return values
 
 
@@ -50,20 +50,20 @@ def spread(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
     return owners, firsts + np.arange(len(owners))
 
 
-def _bits(values: pa.Array, *, zeros_apart: bool) -> pa.Array:
+def _bits(values: pa.Array, *, signed_zeros: bool) -> pa.Array:
     nulls = np.asarray(values.is_null())
     numbers = np.array(values.fill_null(0.0).to_numpy(zero_copy_only=False))
     numbers[np.isnan(numbers)] = np.nan
-    if not zeros_apart:
+    if not signed_zeros:
         numbers += 0.0  # makes 0 of -0
     return pa.array(numbers.view(f"i{numbers.itemsize}"), mask=nulls)
 
 
-def _bytes(values: pa.Array, zeros_apart: bool) -> pa.Array:
+def _bytes(values: pa.Array, signed_zeros: bool) -> pa.Array:
     kind = values.type
     if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return _nested(values, zeros_apart)
-    plain = comparable(values, zeros_apart=zeros_apart)
+        return _nested(values, signed_zeros)
+    plain = comparable(values, signed_zeros=signed_zeros)
     if pa.types.is_date(kind):
         plain = plain.cast(pa.int32())
     elif pa.types.is_temporal(kind):
@@ -73,11 +73,11 @@ def _bytes(values: pa.Array, zeros_apart: bool) -> pa.Array:
     return plain
 
 
-def _nested(values: pa.Array, zeros_apart: bool) -> pa.Array:
+def _nested(values: pa.Array, signed_zeros: bool) -> pa.Array:
     owners, inner = spread(values)
     take = pa.array(inner)
     if pa.types.is_map(values.type):
-        both = [_framed(part.take(take), zeros_apart) for part in (values.keys, values.items)]
+        both = [_framed(part.take(take), signed_zeros) for part in (values.keys, values.items)]
         entries = pc.binary_join_element_wise(*both, b"")
         order = pc.sort_indices(
             pa.table({"owner": owners, "entry": entries}),
@@ -85,16 +85,16 @@ def _nested(values: pa.Array, zeros_apart: bool) -> pa.Array:
         )
         entries = entries.take(order)
     else:
-        entries = _framed(values.values.take(take), zeros_apart)
+        entries = _framed(values.values.take(take), signed_zeros)
     counts = np.bincount(owners, minlength=len(values))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), entries), b"")
     return pc.if_else(values.is_null(), pa.scalar(None, pa.binary()), joined)
 
 
-def _framed(values: pa.Array, zeros_apart: bool) -> pa.Array:
+def _framed(values: pa.Array, signed_zeros: bool) -> pa.Array:
     """Each value with its length before it, so that one after the other they are still told
     apart."""
-    content = _bytes(values, zeros_apart)
+    content = _bytes(values, signed_zeros)
     length = pc.binary_length(content).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(length, content, b":").fill_null(b"-")

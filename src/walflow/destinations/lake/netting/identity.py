@@ -26,21 +26,21 @@ class IdentityPart:
     """Of the table; that of the overflow texts is one, too."""
     text_of: str | None = None
     """Of overflow texts, only that of this column."""
-    zeros_apart: bool = False
+    signed_zeros: bool = False
     """Whether -0 is not 0: as a key they are the same, in a whole row they are not."""
 
     def of(self, values: pa.Array) -> pa.Array:
         """The column's values in a form that can be compared."""
         if self.text_of is not None:
             return text_of(values, self.text_of)
-        return comparable(values, zeros_apart=self.zeros_apart)
+        return comparable(values, signed_zeros=self.signed_zeros)
 
 
 def identity_of_rows(schema: TableSchema, *, overflow: bool) -> tuple[IdentityPart, ...]:
     """Of a table with a key it is the key, of one without a key the whole row. ``overflow``:
     whether some row may have overflow texts."""
     if not schema.key:
-        whole = (IdentityPart(name, zeros_apart=True) for name in schema.column_names)
+        whole = (IdentityPart(name, signed_zeros=True) for name in schema.column_names)
         return (*whole, IdentityPart(EXACT)) if overflow else tuple(whole)
     inexact = [column.name for column in schema.key_columns if may_be_inexact(column)]
     texts = (IdentityPart(EXACT, text_of=name) for name in inexact if overflow)

@@ -22,7 +22,7 @@ from walflow.model import ChangeType, Column, TableSchema
 __all__ = ["ORIGIN", "LogRows", "read_log"]
 
 ORIGIN = ("_change_type", "_lsn", "_timestamp")
-"""What tells by which change a row came to be."""
+"""The columns that identify the change a row comes from."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -37,8 +37,7 @@ class LogRows:
     rows: pa.Table
     """The source's columns, and if some row may have overflow texts, these."""
     old: pa.Table
-    """By what the row was told apart before, where that is said: those of these columns that are
-    the table's identity."""
+    """The row's identity before the change, where the log has it."""
     had_old: Mask
     unsent: Mapping[str, Mask]
     """By column, the changes that it was not sent with; columns of which there are none are not
