@@ -64,9 +64,9 @@ def _file_sizes(spark: SparkSession, folder: Path) -> list[int]:
 def expire(spark: SparkSession, folder: Path, given_up: Sequence[int]) -> None:
     """All versions before the oldest one that is not given up, but for those of the last hour."""
     found = versions(folder)
-    kept = next((version for version in found if version.id not in set(given_up)), None)
-    if kept is not None and kept is not found[0]:
-        _vacuum(spark, folder, kept.committed)
+    oldest = next((version for version in found if version.id not in set(given_up)), None)
+    if oldest is not None and oldest is not found[0]:
+        _vacuum(spark, folder, oldest.committed)
 
 
 def remove_orphans(spark: SparkSession, folder: Path, before: datetime) -> None:
@@ -77,9 +77,9 @@ def remove_orphans(spark: SparkSession, folder: Path, before: datetime) -> None:
 def _vacuum(spark: SparkSession, folder: Path, before: datetime) -> None:
     """Remove files that have been out of use, or are of no use, since before that time.
 
-    For how long files stay is said by the table, not by RETAIN: that takes a small part of an hour
-    for none at all, and is not always told of in the log. The log is kept a day longer; by itself,
-    for a month, which is very many files.
+    The table's properties say how long files stay, not RETAIN: RETAIN takes a small part of an hour
+    for none at all, and is not always in the log. The log stays a day longer. Its default is a
+    month, which is very many files.
     """
     hours = math.ceil((datetime.now(UTC) - before) / timedelta(hours=1))
     needed = {_FILES_STAY: f"interval {hours} hours", _LOG_STAYS: f"interval {hours + 24} hours"}

@@ -118,7 +118,7 @@ class HttpDestination(ArrowDestination):
         try:
             self.write_row_batch(_SCRATCH, pa.record_batch({}))
         except DestinationError:
-            # What went wrong first is to be told. The next check removes what is left.
+            # The first error is the one to raise. The next check removes what is left.
             with suppress(DestinationError):
                 self.truncate_table(_SCRATCH)
             raise

@@ -52,9 +52,9 @@ def json_events(table: TableSchema, batch: pa.RecordBatch) -> list[Object]:
         _column(batch, name)
         for name in ("_change_type", "_lsn", "_seq", "_timestamp", "_xid", "_unchanged", "_exact")
     ]
-    told = zip(*columns, _old(batch), _objects(batch, names), strict=True)
+    changes = zip(*columns, _old(batch), _objects(batch, names), strict=True)
     events: list[Object] = []
-    for kind, lsn, seq, timestamp, xid, unchanged, texts, old, row in told:
+    for kind, lsn, seq, timestamp, xid, unchanged, texts, old, row in changes:
         event: Object = {
             "type": kind,
             "lsn": str(Lsn(lsn)),

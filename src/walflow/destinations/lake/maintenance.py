@@ -141,6 +141,6 @@ def given_up(
 ) -> list[Version]:
     """Of a table's versions, oldest to newest, those that can go."""
     positioned = [version for version in versions if version.position is not None]
-    kept = {version.id for version in (*versions[-maintenance.keep_snapshots :], *positioned[-1:])}
-    kept |= kept_by_age(versions, now, maintenance.keep_snapshots_seconds) | set(needed)
-    return [version for version in versions if version.id not in kept]
+    stay = {version.id for version in (*versions[-maintenance.keep_snapshots :], *positioned[-1:])}
+    stay |= kept_by_age(versions, now, maintenance.keep_snapshots_seconds) | set(needed)
+    return [version for version in versions if version.id not in stay]

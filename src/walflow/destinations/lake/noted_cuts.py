@@ -119,7 +119,7 @@ def _record(
             _micros(until),
         ),
     ).fetchone()
-    wanted: set[_Key] = {
+    missing: set[_Key] = {
         (str(one.source), str(one.table), one.version, int(one.position), query)
         for one, query in tables.items()
     }
@@ -128,14 +128,14 @@ def _record(
         " FROM version WHERE last IS NULL"
     ).fetchall()
     for rowid, doubtful, *key in current:
-        if not doubtful and tuple(key) in wanted:
-            wanted.remove(tuple(key))
+        if not doubtful and tuple(key) in missing:
+            missing.remove(tuple(key))
         else:
             file.execute("UPDATE version SET last = ? WHERE rowid = ?", (number - 1, rowid))
     file.executemany(
         "INSERT INTO version (source, destination, snapshot, position, query, first)"
         " VALUES (?, ?, ?, ?, ?, ?)",
-        [(*key, number) for key in wanted],
+        [(*key, number) for key in missing],
     )
 
 

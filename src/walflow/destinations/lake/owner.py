@@ -43,10 +43,10 @@ class Owner:
 
     @property
     def properties(self) -> dict[str, str]:
-        known = {_PIPELINE: self.pipeline, _SYSTEM: self.system}
+        properties = {_PIPELINE: self.pipeline, _SYSTEM: self.system}
         if self.timeline is not None:
-            known["walflow.timeline"] = str(self.timeline)
-        return known
+            properties["walflow.timeline"] = str(self.timeline)
+        return properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Stamp:
 
     @property
     def properties(self) -> dict[str, str]:
-        known = {**self.owner.properties, POSITION: str(self.position)}
-        return known if self.since is None else {**known, SINCE: str(self.since)}
+        properties = {**self.owner.properties, POSITION: str(self.position)}
+        return properties if self.since is None else {**properties, SINCE: str(self.since)}
 
 
 @dataclass(frozen=True, slots=True)

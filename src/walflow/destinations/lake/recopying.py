@@ -54,7 +54,7 @@ _INSERT, _UPDATE, _DELETE = (
 def has_past(spark: SparkSession, format: LakeFormat, name: TableName, stored: Stored) -> bool:
     """Whether the table has a past, which a copy in its place would destroy."""
     mode = stored.properties.get(MODE, "mirror")
-    keeps = any(writer.keeps_past for known, writer in MODES.items() if known == mode)
+    keeps = any(writer.keeps_past for name, writer in MODES.items() if name == mode)
     if not keeps:
         return False
     # A first copy that broke off leaves no position and no rows. Where somebody has set the table
@@ -129,10 +129,10 @@ def _would_be_lost(identifier: str, why: str) -> DestinationError:
 def _way(schema: TableSchema, stored: Stored) -> Evolution | None:
     """From the table's schema to this one; None if it has it. Raises NotFollowed."""
     said = stored.properties.get(COLUMNS)
-    known: Mapping[str, int] = column_numbers(schema) if said is None else json.loads(said)
+    numbers: Mapping[str, int] = column_numbers(schema) if said is None else json.loads(said)
     columns = [
         Column(name, PgType("", 0, 0), stored.columns[name], True, number)
-        for name, number in known.items()
+        for name, number in numbers.items()
         if name in stored.columns
     ]
     before = {column.attnum: column for column in columns}
@@ -240,7 +240,7 @@ def _by_copies(held: DataFrame, copied: DataFrame, schema: TableSchema) -> DataF
 
 def _as_changes(differ: DataFrame, schema: TableSchema, position: Lsn, time: datetime) -> DataFrame:
     """With the change log's columns: before all other changes that may have this position."""
-    known = {
+    values = {
         "_change_type": sf.col("kind"),
         "_lsn": sf.lit(int(position)),
         "_seq": sf.lit(-1),
@@ -251,7 +251,7 @@ def _as_changes(differ: DataFrame, schema: TableSchema, position: Lsn, time: dat
     declared = differ.sparkSession.createDataFrame([], changes_schema(schema)).schema
     return differ.select(
         *(
-            known.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name)
+            values.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name)
             for field in declared.fields
         )
     )

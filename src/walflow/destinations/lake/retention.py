@@ -32,12 +32,12 @@ class Retention:
 
     def seconds(self, now: float) -> float:
         """For the one that is new now."""
-        kept = _ALL_KEPT
+        seconds = _ALL_KEPT
         for every, long in _KEPT:
             if self._last.get(every) != (turn := int(now // every)):
                 self._last[every] = turn
-                kept = long
-        return min(kept, self.longest)
+                seconds = long
+        return min(seconds, self.longest)
 
 
 def kept_by_age(versions: Sequence[Version], now: float, longest: float) -> set[int]:
@@ -49,8 +49,8 @@ def kept_by_age(versions: Sequence[Version], now: float, longest: float) -> set[
         while moment >= begin:
             moments.append(moment)
             moment -= every
-    kept = {version.id for version in versions[bisect_right(times, moments[0]) :]}
+    staying = {version.id for version in versions[bisect_right(times, moments[0]) :]}
     for moment in moments:
         if (at := bisect_right(times, moment) - 1) >= 0:
-            kept.add(versions[at].id)
-    return kept
+            staying.add(versions[at].id)
+    return staying

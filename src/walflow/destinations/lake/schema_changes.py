@@ -1,18 +1,19 @@
 """Following a change of the source table's schema.
 
-Which column of the source each column is, a table says itself (the property COLUMNS), so that a
-column that was dropped and made anew is not taken for the former one, however far a former try
-has come. Until the property has the new schema, names in the table mean what they meant before;
-afterwards they mean what they are to mean. In between, columns whose name is wanted by another
-one wait under names of their own. Where the format can do all that in one commit, it does.
+The table's property COLUMNS has the attribute number of each column. So a column that was dropped
+and created again is not mistaken for the former one, however far an earlier attempt came. Until
+the property has the new schema, the table's names have their former meaning; afterwards, the new
+one. In between, columns whose name another column needs get a temporary name. A format that can do
+all this in one commit does.
 
-What becomes of rows that are there:
+Existing rows:
 
-- an added column has the value that Postgres shows in rows from before it, in every mode: what is
-  known of a row does not depend on whether it was written before or after the column came;
-- a dropped column goes with its values, or stays if that is wanted (and always in a history): null
-  in later rows, and under its name until another column gets that, then as ``<name>__dropped_<n>``,
-  with the attribute number that it had. A new copy does not have it.
+- an added column has the value that Postgres shows in rows from before it, in every mode: a row
+  looks the same whether it was written before or after the column was added;
+- a dropped column goes with its values, or stays if the settings say so (and always in a
+  history). It is then null in later rows. It keeps its name until another column gets that name,
+  then it is called ``<name>__dropped_<n>``, with its attribute number. A new copy does not have
+  it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def change_schema(
         raise NotFollowed("there is no table to be changed")
     names = _names(lake_schema, evolution, stored)
     format.check_names(
-        lake_schema.name, names.wanted | {column.name for column in lake_schema.columns}
+        lake_schema.name, names.later_names | {column.name for column in lake_schema.columns}
     )
     change = _Change(spark, format, lake_schema, evolution, names, stored.position)
     stamp = None if stored.position is None else Stamp(owner, stored.position, stored.position)
@@ -86,7 +87,7 @@ class _Names:
     """Whether names in the table have their new meaning already."""
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def later_names(self) -> frozenset[str]:
         return frozenset(self.after.values())
 
     def moved(self) -> dict[int, tuple[str, str]]:
@@ -101,25 +102,25 @@ class _Names:
 def _names(lake_schema: LakeTableSchema, evolution: Evolution, stored: Stored) -> _Names:
     before, after = column_numbers(evolution.before), column_numbers(evolution.after)
     said = stored.properties.get(COLUMNS)
-    known: dict[str, int] = before if said is None else json.loads(said)
+    numbers: dict[str, int] = before if said is None else json.loads(said)
     gone = (
         set()
         if keeps_dropped(lake_schema.plan)
         else {column.attnum for column in evolution.dropped}
     )
-    meant = after.items() <= known.items() and gone.isdisjoint(known.values())
-    if not meant and not before.items() <= known.items():
+    meant = after.items() <= numbers.items() and gone.isdisjoint(numbers.values())
+    if not meant and not before.items() <= numbers.items():
         raise NotFollowed("the destination's table has columns of neither schema")
-    wanted = dict(after)
-    for name, number in known.items():
+    later = dict(after)
+    for name, number in numbers.items():
         if number not in after.values() and number not in gone:
-            aside = name if name not in wanted else f"{name}__dropped_{number}"
-            if aside in wanted:
+            aside = name if name not in later else f"{name}__dropped_{number}"
+            if aside in later:
                 raise NotFollowed(f"column {aside} has the name of one that is kept")
-            wanted[aside] = number
+            later[aside] = number
     return _Names(
-        {number: name for name, number in (before if meant else known).items()},
-        {number: name for name, number in wanted.items()},
+        {number: name for name, number in (before if meant else numbers).items()},
+        {number: name for name, number in later.items()},
         meant,
     )
 
@@ -142,11 +143,11 @@ class _Change:
         """Make the names mean what they are to mean."""
         fields = self._fields()
         self._check_free(fields)
-        wanted = self.names.wanted
+        later = self.names.later_names
         # A name that another column gets would not tell afterwards whose text it is.
         self._rename_overflow(
-            {old: _aside(n) for n, (old, _) in self.names.moved().items() if old in wanted},
-            [name for name in self.names.dropped() if name in wanted],
+            {old: _aside(n) for n, (old, _) in self.names.moved().items() if old in later},
+            [name for name in self.names.dropped() if name in later],
         )
         numbers = {name: number for number, name in self.names.after.items()}
         properties = {COLUMNS: json.dumps(numbers)}
@@ -257,13 +258,13 @@ class _Change:
     # The texts of values that a column does not hold are named by the column.
 
     def _complete_overflow(self) -> None:
-        wanted, before = self.names.wanted, self.evolution.before
+        later, before = self.names.later_names, self.evolution.before
         inexact = {column.attnum for column in before.columns if may_be_inexact(column)}
         moved = self.names.moved()
         names = {_aside(number): new for number, new in self.names.after.items()}
-        names |= {old: new for n, (old, new) in moved.items() if n in inexact and old not in wanted}
+        names |= {old: new for n, (old, new) in moved.items() if n in inexact and old not in later}
         dropped = {column.name for column in before.columns if column.attnum in inexact}
-        gone = [name for name in self.names.dropped() if name in dropped and name not in wanted]
+        gone = [name for name in self.names.dropped() if name in dropped and name not in later]
         if gone or moved or self.evolution.dropped:
             self._rename_overflow(names, gone)
 

@@ -19,7 +19,7 @@ __all__ = ["SessionPool", "lake_session"]
 
 
 def lake_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """A session of the same Spark that is told the conf."""
+    """A session of the same Spark with the conf."""
     child = child_session(spark)
     for name, value in conf.items():
         child.conf.set(name, value)

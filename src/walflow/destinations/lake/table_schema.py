@@ -196,8 +196,8 @@ def _planned_properties(plan: TablePlan) -> Mapping[str, str]:
 
 def is_as_planned(plan: TablePlan, properties: Mapping[str, str]) -> bool:
     # Tables from before there were modes mirror their source, and have its columns alone.
-    known = {MODE: "mirror", _METADATA: "[]", **properties}
-    return all(known[name] == value for name, value in _planned_properties(plan).items())
+    stored = {MODE: "mirror", _METADATA: "[]", **properties}
+    return all(stored[name] == value for name, value in _planned_properties(plan).items())
 
 
 def keeps_dropped(plan: TablePlan) -> bool:
