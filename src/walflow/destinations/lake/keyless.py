@@ -7,6 +7,7 @@ rounds: the n-th removal takes the n-th copy, those in the table before those th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -19,11 +20,11 @@ from walflow.destinations.lake.format import RowPlaces
 from walflow.destinations.lake.merging import assignments, inserted, our_values, swept, viewed
 from walflow.destinations.lake.table_schema import DELETED, EXACT, LakeTableSchema
 from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
-from walflow.errors import DestinationError
-from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.errors import DestinationError, TableMoved
+from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import SOURCE, TARGET, quoted
+from walflow.spark.names import SOURCE, TARGET, literal, quoted
 from walflow.spark.net_keyless import row_identity
 from walflow.spark.row_identity import has_zeros, only_old_texts, without_old_texts, zeros_sql
 
@@ -37,7 +38,11 @@ _OTHERS = "others"
 """The table's columns that the source has no longer."""
 _ALWAYS = "always"
 """A column for a MERGE to select by (see viewed)."""
-_LACKING = "walflow: a removed row is not in the table"
+_LACKING = "walflow: not in the table is a row removed at "
+_MOVED = "walflow: no longer in its place is a row of "
+# Errors of Spark may show the plan, and so the words above without what follows them.
+_LACKING_AT = re.compile(rf"{_LACKING}(\d+)")
+_MOVED_FROM = re.compile(rf"{_MOVED}\S")
 
 
 def merge_copies(batch: Batch) -> LakeTableSchema:
@@ -224,23 +229,26 @@ def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
 
 @contextmanager
 def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
-    """Computed once. What is written inside fails if a removal found no row."""
-    found = sf.when(sf.col("is_new").isNull(), sf.raise_error(sf.lit(_LACKING)))
+    """Computed once. What is written inside fails if a removal found no row, or if a row that goes
+    is not where it was when this was computed. The job that fails says so itself: if it were asked
+    again, it might read another table."""
+    lacking = sf.raise_error(sf.concat(sf.lit(_LACKING), sf.col("gone_lsn").cast("string")))
+    found = sf.when(sf.col("is_new").isNull(), lacking).otherwise(sf.col("is_new"))
     try:
-        yield checkpointed(
-            paired.withColumns(
-                {"is_new": found.otherwise(sf.col("is_new")), _ALWAYS: sf.lit("yes")}
-            )
-        )
+        yield checkpointed(paired.withColumns({"is_new": found, _ALWAYS: sf.lit("yes")}))
     except Exception as error:
-        if _LACKING not in str(error):
-            raise
-        lacking = paired.where("is_new IS NULL").count()
-        raise DestinationError(
-            f"{schema.name} lacks {lacking} of the rows that were removed from its source",
-            hint="The table was changed by someone else, or has no key and values that Spark"
-            " cannot hold: copy it again.",
-        ) from error
+        if (removal := _LACKING_AT.search(str(error))) is not None:
+            raise DestinationError(
+                f"{schema.name} lacks a row that was removed from its source by the transaction "
+                f"at {Lsn(int(removal[1]))}",
+                hint="The table was changed by someone else, or has no key and values that Spark"
+                " cannot hold: copy it again.",
+            ) from error
+        if _MOVED_FROM.search(str(error)) is not None:
+            raise TableMoved(
+                f"{schema.name} was changed by someone else while rows were removed from it"
+            ) from error
+        raise
 
 
 def _told(paired: DataFrame) -> DataFrame:
@@ -261,14 +269,20 @@ def _told(paired: DataFrame) -> DataFrame:
 
 
 def _merge(source: DataFrame, batch: Batch, places: RowPlaces, removed: str, rest: str) -> None:
-    """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
+    """Equal rows are told apart by where they are stored, so that exactly as many go as must. The
+    MERGE reads the table anew: rows that somebody has moved since then must not be taken for new
+    ones."""
+    is_new = (
+        f"CASE WHEN {SOURCE}.file IS NULL THEN true"
+        f" ELSE cast(raise_error(concat({literal(_MOVED)}, {SOURCE}.file)) AS boolean) END"
+    )
     with viewed(source) as view:
         batch.spark.sql(
             f"MERGE INTO {batch.identifier} {TARGET}"
             f" USING (SELECT * FROM {view} WHERE {_ALWAYS} = 'yes') {SOURCE}"
             f" ON {places.file} = {SOURCE}.file AND {places.place} = {SOURCE}.place"
             f" WHEN MATCHED THEN {removed}"
-            f" WHEN NOT MATCHED THEN {inserted(_new_values(batch.lake_schema))}"
+            f" WHEN NOT MATCHED AND {is_new} THEN {inserted(_new_values(batch.lake_schema))}"
             f"{rest}"
         )
 
