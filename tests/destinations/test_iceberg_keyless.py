@@ -12,7 +12,7 @@ import pytest
 
 from tests.destinations.modes import KEYLESS
 from tests.destinations.pairs import Pair
-from walflow.destinations.lake import keyless
+from walflow.destinations.lake.merging import viewed
 from walflow.errors import DestinationError, TableMoved
 from walflow.model import Lsn, Span
 
@@ -60,7 +60,6 @@ def test_a_removed_row_that_is_not_there(pair: Pair) -> None:
 
 def test_rows_that_somebody_moves_meanwhile(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the removed rows are was looked up, and the MERGE has not begun."""
-    viewed = keyless.viewed
 
     @contextmanager
     def moved(frame: DataFrame) -> Iterator[str]:
@@ -80,7 +79,7 @@ def test_rows_that_somebody_moves_meanwhile(pair: Pair, monkeypatch: pytest.Monk
         source.insert(a="z")
     events, before = source.events(pair.spark), pair.rows()
     with monkeypatch.context() as patched:
-        patched.setattr(keyless, "viewed", moved)
+        patched.setattr("walflow.destinations.lake.keyless.viewed", moved)
         with pytest.raises(TableMoved):
             pair.destination.apply(events)
     assert pair.rows() == before
