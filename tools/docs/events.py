@@ -9,7 +9,7 @@ from walflow.changelog.parquet import META_COLUMNS
 from walflow.model import ChangeType, Column, PgType, ReplicaIdentity, TableName, TableSchema
 from walflow.spark.changes import changes_schema
 from walflow.spark.net import net_changes
-from walflow.spark.net_keyless import exploded_copies
+from walflow.spark.net_keyless import net_keyless
 
 __all__ = ["events_page"]
 
@@ -55,7 +55,7 @@ def events_page() -> str:
         ([code(name), code(kind), _COLUMNS.get(name, "")] for name, kind in declared.items()),
     )
     lines += ["## Net changes", "", "`TableChanges.net()` of a table with a key:", ""]
-    lines += [said(net_changes), "", "Without a key:", "", said(exploded_copies), ""]
+    lines += [said(net_changes), "", "Without a key:", "", said(net_keyless), ""]
     lines += ["## What a destination on Spark gets", ""]
     lines += _described("walflow.destinations.base", "TableChanges", "FormerChanges")
     lines += ["## What a rowwise destination gets", ""]

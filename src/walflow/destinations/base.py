@@ -152,11 +152,11 @@ class TableChanges:
         ``delete`` for each copy of a row that comes or goes.
         """
         from walflow.spark.net import net_changes
-        from walflow.spark.net_keyless import exploded_copies, net_copies
+        from walflow.spark.net_keyless import net_keyless
 
         if self.schema.key:
             return net_changes(self.changes, self.schema, self.stats, chains=self.key_chains)
-        return exploded_copies(net_copies(self.changes, self.schema, self.stats), self.schema)
+        return net_keyless(self.changes, self.schema, self.stats)
 
     def using(self, spark: SparkSession) -> TableChanges:
         """The same changes, read by another session (say, one with settings of its own)."""

@@ -2,7 +2,7 @@
 
 One row a key, the last state wins. Columns whose value Postgres did not send are taken from the
 newest earlier change of the *row*, which may have had another key then; what no change of the
-stretch knows is left to the destination's row. (Of keyless tables: see net_copies.)
+stretch knows is left to the destination's row. (Of keyless tables: see net_keyless.)
 
 The frames inside hold the table's columns in a struct ``row``, so that no name of the source can
 meet one of ours.
@@ -67,7 +67,7 @@ def net_changes(
     the table's columns. A delete has only its key (and the key's part of ``_exact``).
     """
     if not schema.key:
-        raise ValueError(f"{schema.name} has no key: use net_copies")
+        raise ValueError(f"{schema.name} has no key: use net_keyless")
     rows = since_truncate(changes, stats)
     if stats.key_changes or stats.unchanged:
         return _net_by_row(rows, schema, stats, chains)

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame
 
-__all__ = ["exploded_copies", "net_copies", "row_identity"]
+__all__ = ["net_keyless", "row_identity"]
 
 
-def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
-    """The net changes of a keyless table: how many copies of which rows come (or, below zero, go).
-
-    Columns: ``row`` (a struct of the table's columns), ``exact``, ``identity`` (what tells such
-    rows apart, see row_identity), ``copies``; ``_kind``, ``_lsn`` and ``_timestamp`` of the last
-    change that added one.
-    """
+def net_keyless(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
+    """One row for each row that comes or goes: ``_change_type`` (``insert`` or ``delete``),
+    ``_kind``, ``_lsn``, ``_timestamp`` (of the last change that added an equal row, null if there
+    is none), ``_exact``, columns."""
     rows = since_truncate(changes, stats)
     names = [quoted(name) for name in schema.column_names]
     is_delete = sf.col("_change_type") == ChangeType.DELETE.value
@@ -48,23 +45,32 @@ def net_copies(changes: DataFrame, schema: TableSchema, stats: ChangeStats) -> D
             sf.lit(-1).alias("weight"),
         )
         weighted = weighted.unionByName(gone, allowMissingColumns=True)
+    net = weighted.groupBy(row_identity(schema, sf.col("row"), sf.col("exact"))).agg(
+        sf.first("row").alias("row"),
+        sf.first("exact").alias("exact"),
+        sf.sum("weight").alias("count"),
+        sf.max("added").alias("added"),
+    )
+    kind = sf.when(sf.col("count") > 0, ChangeType.INSERT.value).otherwise(ChangeType.DELETE.value)
+    each = sf.explode(sf.sequence(sf.lit(1), sf.abs("count").cast("int")))
     return (
-        weighted.groupBy(row_identity(schema, sf.col("row"), sf.col("exact")).alias("identity"))
-        .agg(
-            sf.first("row").alias("row"),
-            sf.first("exact").alias("exact"),
-            sf.sum("weight").alias("copies"),
-            sf.max("added").alias("added"),
-        )
-        .where("copies <> 0")
+        net.where("count <> 0")
         .select(
-            "identity",
-            "row",
-            "exact",
-            "copies",
+            kind.alias("_change_type"),
             sf.col("added._change_type").alias("_kind"),
             sf.col("added._lsn").alias("_lsn"),
             sf.col("added._timestamp").alias("_timestamp"),
+            sf.col("exact").alias("_exact"),
+            "row",
+            each.alias("number"),
+        )
+        .select(
+            "_change_type",
+            "_kind",
+            "_lsn",
+            "_timestamp",
+            "_exact",
+            *(sf.col("row")[name].alias(name) for name in schema.column_names),
         )
     )
 
@@ -77,26 +83,4 @@ def row_identity(schema: TableSchema, row: Expr, overflow: Expr) -> Expr:
     zeros = [zeros_of(column, row[column.name]) for column in schema.columns if has_zeros(column)]
     return sf.struct(
         values.alias("values"), texts.alias("texts"), sf.struct(*zeros, sf.lit(0)).alias("zeros")
-    )
-
-
-def exploded_copies(copies: DataFrame, schema: TableSchema) -> DataFrame:
-    """One row for each copy: ``_change_type`` (``insert`` or ``delete``), ``_kind``, ``_lsn``,
-    ``_timestamp`` (see net_copies), ``_exact``, columns."""
-    kind = sf.when(sf.col("copies") > 0, ChangeType.INSERT.value)
-    return copies.select(
-        kind.otherwise(ChangeType.DELETE.value).alias("_change_type"),
-        "_kind",
-        "_lsn",
-        "_timestamp",
-        "row",
-        sf.col("exact").alias("_exact"),
-        sf.explode(sf.sequence(sf.lit(1), sf.abs("copies").cast("int"))).alias("copy"),
-    ).select(
-        "_change_type",
-        "_kind",
-        "_lsn",
-        "_timestamp",
-        "_exact",
-        *(sf.col("row")[name].alias(name) for name in schema.column_names),
     )

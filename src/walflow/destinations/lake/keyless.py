@@ -1,12 +1,14 @@
-"""Tables without a key: rows are a multiset, and what counts is how many copies come and go.
+"""Tables without a key: rows are a multiset, and what counts is how many equal rows come and go.
 
-Postgres does not tell which of several equal rows it removed. Here the one that came first goes
-first, so that what rows tell of their changes does not depend on how the changes were cut into
-rounds: the n-th removal takes the n-th copy, those in the table before those that came since.
+Postgres does not say which of several equal rows it removed. Here the one that came first goes
+first, so that what rows say of their changes does not depend on how the changes were cut into
+batches: the n-th removal takes the n-th of the equal rows, those in the table before those that
+came since.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -19,11 +21,11 @@ from walflow.destinations.lake.format import RowPlaces
 from walflow.destinations.lake.merging import assignments, inserted, our_values, swept, viewed
 from walflow.destinations.lake.table_schema import DELETED, EXACT, LakeTableSchema
 from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
-from walflow.errors import DestinationError
-from walflow.model import ChangeStats, ChangeType, TableSchema
+from walflow.errors import DestinationError, TableMoved
+from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import SOURCE, TARGET, quoted
+from walflow.spark.names import SOURCE, TARGET, literal, quoted
 from walflow.spark.net_keyless import row_identity
 from walflow.spark.row_identity import has_zeros, only_old_texts, without_old_texts, zeros_sql
 
@@ -31,29 +33,35 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as Expr
     from pyspark.sql import DataFrame
 
-__all__ = ["mark_copies", "merge_copies", "overwrite_copies"]
+__all__ = ["mark_keyless", "merge_keyless", "overwrite_keyless"]
 
 _OTHERS = "others"
 """The table's columns that the source has no longer."""
 _ALWAYS = "always"
 """A column for a MERGE to select by (see viewed)."""
-_LACKING = "walflow: a removed row is not in the table"
+_LACKING = "walflow: not in the table is a row removed at "
+_MOVED = "walflow: no longer in its place is a row of "
+# Errors of Spark may show the plan, and so the words above without what follows them.
+_LACKING_AT = re.compile(rf"{_LACKING}(\d+)")
+_MOVED_FROM = re.compile(rf"{_MOVED}[\w/]")
 
 
-def merge_copies(batch: Batch) -> LakeTableSchema:
+def merge_keyless(batch: Batch) -> LakeTableSchema:
     """MERGE the changes of a keyless table, among which there is no truncate."""
     rows = between_truncates(batch.changes.changes, ChangeStats())
     with _paired_with_table(rows, batch, "true", None) as paired:
         batch = batch.with_overflow_for(paired, "exact")
         if (places := batch.format.places) is None:
-            _replace_equal(paired, _told(paired.where("gone_lsn IS NULL")), batch, "true", "")
+            _replace_equal(
+                paired, _with_last_change(paired.where("gone_lsn IS NULL")), batch, "true", ""
+            )
         else:
-            source = _told(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
+            source = _with_last_change(paired.where("is_new AND gone_lsn IS NULL OR NOT is_new"))
             _merge(source, batch, places, "DELETE", "")
     return batch.lake_schema
 
 
-def mark_copies(
+def mark_keyless(
     batch: Batch, truncate: Truncate | None, emptied: Mapping[str, str] | None
 ) -> LakeTableSchema:
     """MERGE the changes of a keyless table in which removed rows are marked. ``emptied``: what
@@ -62,7 +70,7 @@ def mark_copies(
     counts = f"NOT {TARGET}.{DELETED}"
     with _paired_with_table(rows, batch, counts, truncate) as paired:
         batch = batch.with_overflow_for(paired, "exact")
-        source = _told(paired).withColumn(
+        source = _with_last_change(paired).withColumn(
             DELETED, sf.col("gone_lsn").isNotNull() | sf.col("emptied").isNotNull()
         )
         if (places := batch.format.places) is None:
@@ -75,14 +83,14 @@ def mark_copies(
     return batch.lake_schema
 
 
-def overwrite_copies(batch: Batch) -> LakeTableSchema:
+def overwrite_keyless(batch: Batch) -> LakeTableSchema:
     """Make what came after the last truncate, and did not go again, the table."""
     changes, schema = batch.changes, batch.lake_schema.schema
     rows = between_truncates(since_truncate(changes.changes, changes.stats), ChangeStats())
     moves = checkpointed(_moves(rows, schema, changes.stats))
     with _checked(_paired(moves.where("is_new"), moves.where("NOT is_new")), schema) as paired:
         batch = batch.with_overflow_for(paired, "exact")
-        kept = _told(paired.where("gone_lsn IS NULL")).select(
+        kept = _with_last_change(paired.where("gone_lsn IS NULL")).select(
             "_kind",
             "_lsn",
             "_timestamp",
@@ -95,12 +103,12 @@ def overwrite_copies(batch: Batch) -> LakeTableSchema:
 
 
 def _moves(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
-    """Each copy that comes (``is_new``) or goes, with its ``identity`` and the change's position.
-    An update does both."""
+    """Each row that comes (``is_new``) or goes, with its ``identity`` and the change's position. An
+    update is both."""
     names = [quoted(name) for name in schema.column_names]
     kind = sf.col("_change_type")
 
-    def told(row: Expr, texts: Expr, is_new: Expr) -> list[Expr]:
+    def move(row: Expr, texts: Expr, is_new: Expr) -> list[Expr]:
         overflow = texts if stats.overflow else sf.lit(None).cast(EXACT_TYPE)
         return [
             row_identity(schema, row, overflow).alias("identity"),
@@ -114,14 +122,14 @@ def _moves(rows: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFram
             sf.col(EMPTIED).alias("emptied"),
         ]
 
-    own = told(
+    own = move(
         sf.struct(*names), without_old_texts(sf.col("_exact")), kind != ChangeType.DELETE.value
     )
     moves = rows.select(*own)
     if not stats.updates:
         return moves
     former = sf.struct(*(sf.col(f"_old.{name}") for name in names))
-    gone = told(former, only_old_texts(sf.col("_exact")), sf.lit(False))
+    gone = move(former, only_old_texts(sf.col("_exact")), sf.lit(False))
     return moves.union(rows.where(kind == ChangeType.UPDATE.value).select(*gone))
 
 
@@ -129,22 +137,22 @@ def _paired_with_table(
     rows: DataFrame, batch: Batch, counts: str, truncate: Truncate | None
 ) -> AbstractContextManager[DataFrame]:
     """See _paired and _checked; with those rows of the table that count (in SQL), until the
-    truncate. Those that stay are among them only if the table cannot tell equal rows apart."""
+    truncate. Those that stay are among them only where equal rows cannot be told apart."""
     schema = batch.lake_schema.schema
     moves = checkpointed(_moves(rows, schema, batch.changes.stats))
     removals = moves.where("NOT is_new")
     before = "emptied IS NULL" if truncate is None else _is_at("emptied.at", truncate)
-    wanted = removals.where(before).select("identity").distinct()
+    removed = removals.where(before).select("identity").distinct()
     emptied = sf.lit(None) if truncate is None else sf.expr(_moment(truncate))
     stored = (
         _stored(batch, counts)
-        .join(wanted, sf.col("stored").eqNullSafe(sf.col("identity")))
+        .join(removed, sf.col("stored").eqNullSafe(sf.col("identity")))
         .drop("stored")
         .withColumn("is_new", sf.lit(False))
         .withColumn("emptied", emptied.cast(moves.schema["emptied"].dataType))
     )
-    copies = moves.where("is_new").unionByName(stored, allowMissingColumns=True)
-    paired = _paired(copies, removals)
+    present = moves.where("is_new").unionByName(stored, allowMissingColumns=True)
+    paired = _paired(present, removals)
     if batch.format.places is not None:
         paired = paired.where("is_new IS NOT false OR gone_lsn IS NOT NULL")
     return _checked(paired, schema)
@@ -159,8 +167,8 @@ def _moment(truncate: Truncate) -> str:
 
 
 def _stored(batch: Batch, counts: str) -> DataFrame:
-    """Copies in the table, and how they came; and where they are, or, if that cannot be told, all
-    that they have."""
+    """The table's rows, and how they came; and where they are, or, if the format does not say so,
+    all that they have."""
     lake_schema, places, names = batch.lake_schema, batch.format.places, batch.lake_schema.metadata
     table = batch.spark.table(batch.identifier)
     row = sf.struct(
@@ -175,8 +183,8 @@ def _stored(batch: Batch, counts: str) -> DataFrame:
     else:
         time = sf.lit(None) if names is None else sf.col(quoted(names.timestamp))
         more = {"row": row, "exact": overflow, "time": time.cast("timestamp")}
-        known = {column.name for column in lake_schema.columns}
-        if others := [quoted(name) for name in table.columns if name not in known]:
+        ours = {column.name for column in lake_schema.columns}
+        if others := [quoted(name) for name in table.columns if name not in ours]:
             more[_OTHERS] = sf.struct(*others)
     return (
         table.alias(TARGET)
@@ -194,11 +202,11 @@ def _stored(batch: Batch, counts: str) -> DataFrame:
     )
 
 
-def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
-    """The copies, each with the removal that took it (``gone_lsn``, ``gone_time``) or none. A
-    removal that found none has no ``is_new``."""
-    if "file" not in copies.columns:
-        copies = copies.withColumns(
+def _paired(rows: DataFrame, removals: DataFrame) -> DataFrame:
+    """The rows, each with the removal that took it (``gone_lsn``, ``gone_time``) or none. A removal
+    that found no row has no ``is_new``."""
+    if "file" not in rows.columns:
+        rows = rows.withColumns(
             {"file": sf.lit(None).cast("string"), "place": sf.lit(None).cast("bigint")}
         )
     queue = Window.partitionBy("identity", "emptied").orderBy(
@@ -218,33 +226,36 @@ def _paired(copies: DataFrame, removals: DataFrame) -> DataFrame:
         & sf.col("emptied").eqNullSafe(sf.col("gone_emptied"))
         & (sf.col("number") == sf.col("gone_number"))
     )
-    numbered = copies.withColumn("number", sf.row_number().over(queue))
+    numbered = rows.withColumn("number", sf.row_number().over(queue))
     return numbered.join(taken, same, "full")
 
 
 @contextmanager
 def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
-    """Computed once. What is written inside fails if a removal found no row."""
-    found = sf.when(sf.col("is_new").isNull(), sf.raise_error(sf.lit(_LACKING)))
+    """Computed once. What is written inside fails if a removal found no row, or if a row that goes
+    is not where it was when this was computed. The job that fails says so itself: if it were asked
+    again, it might read another table."""
+    lacking = sf.raise_error(sf.concat(sf.lit(_LACKING), sf.col("gone_lsn").cast("string")))
+    found = sf.when(sf.col("is_new").isNull(), lacking).otherwise(sf.col("is_new"))
     try:
-        yield checkpointed(
-            paired.withColumns(
-                {"is_new": found.otherwise(sf.col("is_new")), _ALWAYS: sf.lit("yes")}
-            )
-        )
+        yield checkpointed(paired.withColumns({"is_new": found, _ALWAYS: sf.lit("yes")}))
     except Exception as error:
-        if _LACKING not in str(error):
-            raise
-        lacking = paired.where("is_new IS NULL").count()
-        raise DestinationError(
-            f"{schema.name} lacks {lacking} of the rows that were removed from its source",
-            hint="The table was changed by someone else, or has no key and values that Spark"
-            " cannot hold: copy it again.",
-        ) from error
+        if (removal := _LACKING_AT.search(str(error))) is not None:
+            raise DestinationError(
+                f"{schema.name} lacks a row that was removed from its source by the transaction "
+                f"at {Lsn(int(removal[1]))}",
+                hint="The table was changed by someone else, or has no key and values that Spark"
+                " cannot hold: copy it again.",
+            ) from error
+        if _MOVED_FROM.search(str(error)) is not None:
+            raise TableMoved(
+                f"{schema.name} was changed by someone else while rows were removed from it"
+            ) from error
+        raise
 
 
-def _told(paired: DataFrame) -> DataFrame:
-    """With what is told of each copy's last change."""
+def _with_last_change(paired: DataFrame) -> DataFrame:
+    """With each row's last change (``_kind``, ``_lsn``, ``_timestamp``)."""
     gone = sf.col("gone_lsn").isNotNull()
     swept = ~gone & sf.col("emptied").isNotNull()
     deleted, truncated = ChangeType.DELETE.value, ChangeType.TRUNCATE.value
@@ -261,29 +272,35 @@ def _told(paired: DataFrame) -> DataFrame:
 
 
 def _merge(source: DataFrame, batch: Batch, places: RowPlaces, removed: str, rest: str) -> None:
-    """Equal rows are told apart by where they are stored, so that exactly as many go as must."""
+    """Equal rows are told apart by where they are stored, so that exactly as many go as must. The
+    MERGE reads the table anew: rows that somebody has moved since then must not be taken for new
+    ones."""
+    is_new = (
+        f"CASE WHEN {SOURCE}.file IS NULL THEN true"
+        f" ELSE cast(raise_error(concat({literal(_MOVED)}, {SOURCE}.file)) AS boolean) END"
+    )
     with viewed(source) as view:
         batch.spark.sql(
             f"MERGE INTO {batch.identifier} {TARGET}"
             f" USING (SELECT * FROM {view} WHERE {_ALWAYS} = 'yes') {SOURCE}"
             f" ON {places.file} = {SOURCE}.file AND {places.place} = {SOURCE}.place"
             f" WHEN MATCHED THEN {removed}"
-            f" WHEN NOT MATCHED THEN {inserted(_new_values(batch.lake_schema))}"
+            f" WHEN NOT MATCHED AND {is_new} THEN {inserted(_new_values(batch.lake_schema))}"
             f"{rest}"
         )
 
 
 def _replace_equal(
-    paired: DataFrame, wanted: DataFrame, batch: Batch, counts: str, rest: str
+    paired: DataFrame, rows: DataFrame, batch: Batch, counts: str, rest: str
 ) -> None:
-    """Where equal rows cannot be told apart, all go of which one is touched, and those that are
-    wanted come (again), with what is told of them. ``counts``: of which rows of the table."""
+    """Where equal rows cannot be told apart, all go of which one is touched, and the rows come
+    (again), with their last change. ``counts``: of which rows of the table."""
     values = _new_values(batch.lake_schema)
-    if _OTHERS in wanted.columns:
-        for field in wanted.schema[_OTHERS].dataType.fieldNames():  # type: ignore[attr-defined]
+    if _OTHERS in rows.columns:
+        for field in rows.schema[_OTHERS].dataType.fieldNames():  # type: ignore[attr-defined]
             values[field] = f"{SOURCE}.{_OTHERS}.{quoted(field)}"
     touched = paired.where("NOT is_new").dropDuplicates(["identity"])
-    source = wanted.withColumn("goes", sf.lit(False)).unionByName(
+    source = rows.withColumn("goes", sf.lit(False)).unionByName(
         touched.withColumn("goes", sf.lit(True)), allowMissingColumns=True
     )
     with viewed(source) as view:
@@ -310,16 +327,16 @@ def _same_row(lake_schema: LakeTableSchema) -> str:
     parts = []
     for column in lake_schema.schema.columns:
         name, type = quoted(column.name), column.spark_type
-        stored, told = f"cast({TARGET}.{name} AS {type})", f"{SOURCE}.row.{name}"
-        parts.append(_same(stored, told, type))
+        stored, given = f"cast({TARGET}.{name} AS {type})", f"{SOURCE}.row.{name}"
+        parts.append(_same(stored, given, type))
         if has_zeros(column):
-            parts.append(f"{zeros_sql(column, stored)} <=> {zeros_sql(column, told)}")
+            parts.append(f"{zeros_sql(column, stored)} <=> {zeros_sql(column, given)}")
     if lake_schema.overflow:
         parts.append(_same(f"{TARGET}.{EXACT}", f"{SOURCE}.exact", EXACT_TYPE))
     return " AND ".join(parts)
 
 
-def _same(stored: str, told: str, type: str) -> str:
+def _same(stored: str, given: str, type: str) -> str:
     if type.startswith("map<"):
-        stored, told = (f"sort_array(map_entries({value}))" for value in (stored, told))
-    return f"{stored} <=> {told}"
+        stored, given = (f"sort_array(map_entries({value}))" for value in (stored, given))
+    return f"{stored} <=> {given}"

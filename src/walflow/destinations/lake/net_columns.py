@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from walflow.destinations.base import TableChanges
-from walflow.destinations.lake.netting.by_copy import net_by_copy
 from walflow.destinations.lake.netting.by_key import net_by_key
 from walflow.destinations.lake.netting.identity import identity_of_rows
+from walflow.destinations.lake.netting.keyless import net_keyless
 from walflow.destinations.lake.netting.log_rows import LogRows, read_log
 from walflow.destinations.lake.netting.net_changes import ColumnarChanges
 from walflow.destinations.lake.netting.overflow import texts_by_column
@@ -42,7 +42,7 @@ def columnar_changes(changes: TableChanges, *, overflow: bool) -> ColumnarChange
     stats = changes.stats
     if stats.inserts == stats.rows and not stats.unchanged:
         return _inserted(log, changes)
-    net = net_by_key if changes.schema.key else net_by_copy
+    net = net_by_key if changes.schema.key else net_keyless
     return net(log, changes.schema)
 
 

@@ -17,7 +17,7 @@ from walflow.destinations.lake.batch import (
     stored_values,
 )
 from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.keyless import merge_copies, overwrite_copies
+from walflow.destinations.lake.keyless import merge_keyless, overwrite_keyless
 from walflow.destinations.lake.merging import merge_net, our_values, with_base_rows
 from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.spark.connect import is_remote_session
@@ -47,7 +47,7 @@ def apply(batch: Batch) -> LakeTableSchema:
         return append_rows(batch, {})
     if batch.lake_schema.schema.key:
         return _merge(batch)
-    return overwrite_copies(batch) if batch.changes.truncated else merge_copies(batch)
+    return overwrite_keyless(batch) if batch.changes.truncated else merge_keyless(batch)
 
 
 def _only_appends(batch: Batch) -> bool:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.batch import Batch, append_rows, kept, only_inserts, stored_values
 from walflow.destinations.lake.format import Constant
-from walflow.destinations.lake.keyless import mark_copies
+from walflow.destinations.lake.keyless import mark_keyless
 from walflow.destinations.lake.merging import mark_net, with_base_rows
 from walflow.destinations.lake.modes.timelines import row_changes
 from walflow.destinations.lake.table_schema import DELETED, LakeTableSchema
@@ -42,7 +42,7 @@ def apply(batch: Batch) -> LakeTableSchema:
     if only_inserts(batch.changes):
         return append_rows(batch, {DELETED: sf.lit(False)})
     truncate = first_truncate(batch.changes)
-    return mark_copies(batch, truncate, _emptied(batch.lake_schema, truncate))
+    return mark_keyless(batch, truncate, _emptied(batch.lake_schema, truncate))
 
 
 def _merge(batch: Batch) -> LakeTableSchema:

@@ -1,6 +1,6 @@
 """What changes come to in a table without a key: rows are a multiset.
 
-Postgres does not tell which of several equal rows it removed: the one that came first goes first
+Postgres does not say which of several equal rows it removed: the one that came first goes first
 (see lake.keyless).
 """
 
@@ -17,10 +17,10 @@ from walflow.destinations.lake.netting.overflow import texts_by_column
 from walflow.destinations.lake.table_schema import EXACT
 from walflow.model import ChangeType, TableSchema
 
-__all__ = ["net_by_copy"]
+__all__ = ["net_keyless"]
 
 
-def net_by_copy(log: LogRows, schema: TableSchema) -> ColumnarChanges:
+def net_keyless(log: LogRows, schema: TableSchema) -> ColumnarChanges:
     identity = identity_of_rows(schema, overflow=EXACT in log.rows.column_names)
     updates = np.flatnonzero(log.is_kind(ChangeType.UPDATE))
     deletes = log.is_kind(ChangeType.DELETE)
