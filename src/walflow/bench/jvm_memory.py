@@ -10,7 +10,7 @@ import psutil
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JvmMemory", "jvm_memory"]
+__all__ = ["JvmMemory", "jvm_memory", "live_heap_mb"]
 
 _MB = 1e6
 
@@ -21,6 +21,8 @@ class JvmMemory:
     """As the operating system counts it: all of these, and what Java's own work needs."""
     heap_mb: float
     """In use, garbage included."""
+    committed_mb: float
+    """What Java has taken for the heap."""
     metaspace_mb: float
     code_mb: float
     """What Java has compiled."""
@@ -48,10 +50,12 @@ def jvm_memory(spark: SparkSession) -> JvmMemory:
         java.java.lang.Class.forName("java.lang.management.BufferPoolMXBean")
     )
     loading = factory.getClassLoadingMXBean()
+    heap = factory.getMemoryMXBean().getHeapMemoryUsage()
     process = psutil.Process(java.java.lang.ProcessHandle.current().pid())
     return JvmMemory(
         resident_mb=process.memory_info().rss / _MB,
-        heap_mb=factory.getMemoryMXBean().getHeapMemoryUsage().getUsed() / _MB,
+        heap_mb=heap.getUsed() / _MB,
+        committed_mb=heap.getCommitted() / _MB,
         metaspace_mb=metaspace,
         code_mb=code,
         buffers_mb=sum(pool.getMemoryUsed() for pool in buffer_pools) / _MB,
@@ -60,3 +64,11 @@ def jvm_memory(spark: SparkSession) -> JvmMemory:
         classes_ever=loading.getTotalLoadedClassCount(),
         compile_seconds=factory.getCompilationMXBean().getTotalCompilationTime() / 1000,
     )
+
+
+def live_heap_mb(spark: SparkSession) -> float:
+    """What is in use once all garbage has been collected, which happens now."""
+    java: Any = spark.sparkContext._jvm
+    java.java.lang.System.gc()
+    memory = java.java.lang.management.ManagementFactory.getMemoryMXBean()
+    return float(memory.getHeapMemoryUsage().getUsed() / _MB)

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that ``walflow --help`` answers
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -67,6 +68,9 @@ for commands in _COMMANDS.values():
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code; every failure is shown in one message."""
+    if sys.platform == "linux":
+        # Before Arrow is loaded. Its own choice (mimalloc) keeps for each thread what it once had.
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
     sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -61,6 +61,12 @@ __all__ = ["IcebergFormat"]
 
 _logger = structlog.get_logger(__name__)
 
+_READING = {
+    # Iceberg's vectorized reader makes an allocator of Arrow for each file, and never closes it: in
+    # the end a JVM that reads for weeks has no memory left.
+    "spark.sql.iceberg.vectorization.enabled": "false",
+}
+
 
 class IcebergFormat:
     """Tables ``lake.<schema>.<table>`` of a catalog; see LakeFormat.
@@ -84,7 +90,7 @@ class IcebergFormat:
         Iceberg's format, for tables that are made."""
         self._version = version
         self._warned: set[TableName] = set()
-        self.session_conf = catalog_conf(warehouse, options or {})
+        self.session_conf = {**catalog_conf(warehouse, options or {}), **_READING}
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
         self._failure: Exception | None = None
