@@ -21,6 +21,7 @@ from tests.destinations.reference import (
 )
 from walflow.destinations.iceberg import IcebergFormat, table_identifier
 from walflow.destinations.lake import LakeDestination, Owner
+from walflow.destinations.lake.sessions import lake_session
 from walflow.errors import DestinationForeign
 from walflow.model import Lsn, TableName
 
@@ -183,3 +184,21 @@ def test_startup_warms_up_outside_the_warehouse(
 ) -> None:
     destination.startup()
     assert not warehouse.exists()
+
+
+def test_what_reads_a_table_for_weeks_leaves_nothing_in_the_jvm(
+    spark: SparkSession, tmp_path: Path, warehouse: Path
+) -> None:
+    schema = make_schema({"id": "int", "a": "string"}, ["id"], "read", "s")
+    source = Source(schema, tmp_path)
+    with source.transaction():
+        source.insert(id=1, a="x")
+    destination = iceberg_lake(spark, warehouse, OWNER)
+    source.events(spark)
+    destination.copy(copy_of(schema, [source.copy_file()], source.position, overflow=False))
+    session = lake_session(spark, IcebergFormat(str(warehouse)).session_conf)
+    allocators = spark._jvm.org.apache.iceberg.arrow.ArrowAllocation.rootAllocator()  # type: ignore[union-attr]
+    before = allocators.getChildAllocators().size()
+    assert len(session.table(table_identifier(schema.name)).collect()) == 1
+    assert allocators.getChildAllocators().size() == before
+    destination.shutdown()
