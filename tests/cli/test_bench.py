@@ -106,6 +106,7 @@ def test_hard_batches_of_both_formats(room: Room) -> None:
     small = ("--rows", "1000", "--repeat", "1", "--json")
     ran = room.run("bench", "apply", "--hard", *small, seconds=900)
     assert ran.returncode == 0, ran.stderr
+    assert "left to Spark" not in ran.stdout + ran.stderr, "a debug line, of each batch of Delta's"
     results = [json.loads(line) for line in ran.stdout.splitlines() if line[:1] == "{"]
     names = {one["name"] for one in results}
     kinds = ("overflow", "moving", "emptied", "keyless")

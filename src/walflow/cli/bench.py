@@ -39,6 +39,15 @@ _settings_option = click.option(
 _as_json = click.option("--json", "as_json", is_flag=True, help="At the end, one JSON object each.")
 
 
+def _with_logs(context: click.Context) -> bool:
+    """Whether ``--debug`` is given. Logs go to stderr: programs read results from stdout."""
+    from walflow.observe import logs
+
+    debug = is_debug(context)
+    logs.configure(level="debug" if debug else "warning")
+    return debug
+
+
 @click.group()
 def bench() -> None:
     """Measure walflow on this machine, beside a reference."""
@@ -50,11 +59,15 @@ def bench() -> None:
 @click.option("--only", metavar="NAME", help="Only this workload.")
 @_as_json
 @debug_option
-def capture(changes: int, repeats: int, only: str | None, as_json: bool) -> None:
+@click.pass_context
+def capture(
+    context: click.Context, changes: int, repeats: int, only: str | None, as_json: bool
+) -> None:
     """From a backlog to the durable change log, against pg_recvlogical to /dev/null."""
     from walflow.bench.capture import bench_capture
     from walflow.bench.measure import show
 
+    _with_logs(context)
     comparisons = list(bench_capture(changes, repeats, only))
     if not comparisons:
         raise click.UsageError(f"There is no workload {only!r}.")
@@ -72,7 +85,7 @@ def copy(context: click.Context, rows: int, repeats: int, as_json: bool) -> None
     from walflow.bench.copying import bench_copy
     from walflow.bench.measure import show
 
-    show(table_console(), bench_copy(rows, repeats, debug=is_debug(context)), as_json=as_json)
+    show(table_console(), bench_copy(rows, repeats, debug=_with_logs(context)), as_json=as_json)
 
 
 @bench.command()
@@ -122,11 +135,11 @@ def apply(
             [one for one in ("iceberg", "delta") if one in formats.split(",")],
             dict(map(key_and_value, others)),
             repeats,
-            debug=is_debug(context),
+            debug=_with_logs(context),
         )
         show_hard_batches(table_console(), results, as_json=as_json)
         return
-    comparisons = bench_apply(sizes, repeats, debug=is_debug(context))
+    comparisons = bench_apply(sizes, repeats, debug=_with_logs(context))
     show(table_console(), comparisons, as_json=as_json)
 
 
@@ -147,7 +160,7 @@ def drain(context: click.Context, rows: int, changes: int, repeats: int, as_json
 
     show(
         table_console(),
-        bench_drain(rows, changes, repeats, debug=is_debug(context)),
+        bench_drain(rows, changes, repeats, debug=_with_logs(context)),
         as_json=as_json,
     )
 
@@ -185,7 +198,7 @@ def latency(
         raise click.UsageError(f"--table {', '.join(unknown)}: plain, hard, or both.")
     for table in kinds:
         result = bench_latency(
-            rows, per_second, seconds, hard=table == "hard", debug=is_debug(context)
+            rows, per_second, seconds, hard=table == "hard", debug=_with_logs(context)
         )
         result.show(table_console(), as_json=as_json)
 
@@ -217,5 +230,5 @@ def soak(
     from walflow.bench.soak import bench_soak, show_soak
 
     settings = dict(map(key_and_value, others))
-    results = bench_soak(minutes, per_second, destination, settings, debug=is_debug(context))
+    results = bench_soak(minutes, per_second, destination, settings, debug=_with_logs(context))
     show_soak(table_console(), results, as_json=as_json)
