@@ -83,7 +83,7 @@ class IcebergFormat:
         """``options`` name another kind of catalog than folders, or its details; ``version``: of
         Iceberg's format, for tables that are made."""
         self._version = version
-        self._warned: set[TableName] = set()
+        self._told: set[TableName] = set()
         self.session_conf = catalog_conf(warehouse, options or {})
         self._opening = threading.Lock()
         self._bridges: list[Bridge | None] = []
@@ -231,8 +231,8 @@ class IcebergFormat:
 
     def _tell_of_version(self, name: TableName, version: int) -> None:
         """Once for each table."""
-        if name not in self._warned:
-            self._warned.add(name)
+        if name not in self._told:
+            self._told.add(name)
             _logger.warning(
                 "table stays in its format version",
                 table=str(name),
