@@ -323,6 +323,8 @@ def test_a_store_that_is_away_for_shorter_than_the_lease(
             capture_logs() as logs,
             running(settings, spark, destination=shelf, timing=timing) as pipeline,
         ):
+            # A table on its way to Ready waits for the store.
+            wait_for(lambda: phase_of(pipeline, "a") is Phase.READY, WAIT)
             redis.crash()
             database.execute("UPDATE a SET v = 'while the store is away'")
             wait_for(lambda: shelf.rows("a") == in_source(database, "a"), WAIT)

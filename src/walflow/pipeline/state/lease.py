@@ -21,6 +21,9 @@ from walflow.stores.base import Holder, Lease, LeaseStore, Report, Store
 
 __all__ = ["LeaseKeeper", "held_store"]
 
+_NOT_REPEATED = frozenset({"rollback_table_replication_state", "close"})
+"""Calls that are not repeated: if only the answer was lost, the second call would do it twice."""
+
 _logger = structlog.get_logger(__name__)
 
 
@@ -134,12 +137,6 @@ def _lives(before: Lease | None, now: Lease | None) -> bool:
         return True
     renewed = before is not None and before.holder == now.holder
     return renewed and before is not None and now.seconds_left > before.seconds_left
-
-
-_NOT_REPEATED = frozenset({"rollback_table_replication_state", "close"})
-"""Calls that are not repeated: if only the answer was lost, the second call would do it twice."""
-
-_logger = structlog.get_logger(__name__)
 
 
 def held_store(store: Store, lease: LeaseKeeper, stop: threading.Event, pause: float) -> Store:
