@@ -123,9 +123,9 @@ def _quiet_accumulators(context: SparkContext) -> None:
 
 
 def _write_no_checksum_files(context: SparkContext) -> None:
-    """Hadoop would write one beside each local file, and set the rights of both by a process of its
-    own (``chmod``): half of what a commit to a lake on this machine takes. Those that are there are
-    still looked at, and go with their files."""
+    """Hadoop would write one beside each local file, and start a process (``chmod``) for each of
+    the two: with it a file takes twice the time, and a commit to a lake on this machine has four.
+    Those that are there are still looked at, and go with their files."""
     session: Any = context
     hadoop = session._jvm.org.apache.hadoop.fs
     hadoop.FileSystem.getLocal(session._jsc.hadoopConfiguration()).setWriteChecksum(False)
