@@ -75,6 +75,26 @@ def test_takes_files_as_they_are(
     assert [f.stat().st_ino for f in data_files(warehouse)] == [file.stat().st_ino]
 
 
+def test_what_a_file_tells_of_its_columns(
+    spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source
+) -> None:
+    """The same as if Spark had written it (but of floats: see columnar.metrics)."""
+    destination.copy(copy_of(ALL_TYPES, [source.copy_file()], Lsn(77), overflow=False))
+    session = reading_session(spark, warehouse)
+    columns = ", ".join(
+        f"CAST(readable_metrics.{name}.{part} AS string)"
+        for name in ("id", "ok", "s", "i", "t", "n", "bin", "d", "tz", "ntz")
+        for part in ("lower_bound", "upper_bound", "null_value_count", "value_count")
+    )
+    told = f"SELECT record_count, {columns} FROM {IDENTIFIER}.files"
+    ours = session.sql(told).collect()
+    whole = session.table(IDENTIFIER).coalesce(1)
+    whole.writeTo(IDENTIFIER).overwritePartitions()
+    assert ours == session.sql(told).collect()
+    size = session.sql(f"SELECT file_path, file_size_in_bytes FROM {IDENTIFIER}.files").collect()
+    assert [row[1] for row in size] == [Path(row[0]).stat().st_size for row in size]
+
+
 @pytest.mark.usefixtures("way")
 def test_files_with_and_without_overflow_texts(
     spark: SparkSession, destination: LakeDestination, warehouse: Path, source: Source

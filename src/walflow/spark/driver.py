@@ -95,6 +95,7 @@ def start_driver(
             context.setLogLevel("WARN" if debug else "ERROR")
             if not debug:
                 _quiet_accumulators(context)
+            _write_no_checksum_files(context)
             return SparkSession(context), process
         except BaseException as error:
             ended = exit_code(process, _DYING_SECONDS if _is_broken_connection(error) else 0)
@@ -119,6 +120,15 @@ def _quiet_accumulators(context: SparkContext) -> None:
             tell(request, address)
 
     server.handle_error = handle_error
+
+
+def _write_no_checksum_files(context: SparkContext) -> None:
+    """Hadoop would write one beside each local file, and start a process (``chmod``) for each of
+    the two: with it a file takes twice the time, and a commit to a lake on this machine has four.
+    Those that are there are still looked at, and go with their files."""
+    session: Any = context
+    hadoop = session._jvm.org.apache.hadoop.fs
+    hadoop.FileSystem.getLocal(session._jsc.hadoopConfiguration()).setWriteChecksum(False)
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

@@ -235,6 +235,8 @@ def end_child_session(session: SparkSession) -> None:
 
 def cores(session: SparkSession) -> int:
     """How many tasks run at once, as far as Spark knows now: executors may come and go."""
+    if not is_remote_session(session):
+        return max(1, session.sparkContext.defaultParallelism)
     # Planned only. Spark cuts a range into as many pieces as it would run at once, and says so;
     # there is no other way to ask a Spark Connect server.
     plan = session.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]

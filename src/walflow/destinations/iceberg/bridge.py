@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from walflow.destinations.iceberg.columnar import ColumnarTables, IcebergTable, newest_position
-from walflow.destinations.iceberg.locations import local_path, resolves_here
+from walflow.destinations.iceberg.columnar import (
+    ColumnarTables,
+    IcebergTable,
+    copied_rows,
+    newest_position,
+)
+from walflow.destinations.iceberg.columnar.file_changes import path_here
+from walflow.destinations.iceberg.locations import local_path
 from walflow.destinations.iceberg.tables import (
     ADOPTED_NAMES,
     CATALOG,
@@ -43,8 +49,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Bridge", "open_bridge"]
-
-_FOOTER_READERS = 4
 
 _Field = dict[str, Any]
 """Of a name mapping: ``field-id``, ``names``, and inner ``fields``."""
@@ -171,24 +175,27 @@ class Bridge:
         named = None if former is None else former.properties().get(NAME_MAPPING)
         if files and _is_ambiguous(self._names(transaction.table()), json.loads(named or "[]")):
             return False
-        folder, table = None, transaction.table()
-        if files and not resolves_here(self._gateway, table.io()):
+        table = IcebergTable(self._gateway, transaction.table())
+        if files and not table.is_here:
             return False
-        if files and (folder := _link(files, table.location())) is None:
+        folder: str | None = None
+        location: str = transaction.table().location()
+        if files and (folder := _link(files, location)) is None:
             return False
         try:
             if ours:
                 self._add_columns(transaction, ours, constants)
-            data = [] if folder is None else self._data_files(folder, transaction, named)
+            if folder is not None:
+                self._map_names(transaction, named)
             append = transaction.newAppend()
-            for file in data:
+            for file in [] if folder is None else _data_files(table, folder, files):
                 append.appendFile(file)
             for key, value in stamp.properties.items():
                 append.set(key, value)
             append.commit()
         except BaseException:
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(path_here(folder), ignore_errors=True)
             raise
         # If this fails nobody knows whether it has happened: the links stay where they are.
         transaction.commitTransaction()
@@ -339,24 +346,13 @@ class Bridge:
             made.put(name, value)
         return made
 
-    def _data_files(self, folder: Path, transaction: Any, named: str | None) -> Any:
-        """The folder's Parquet files as Iceberg knows them, with the bounds of their columns;
-        ``named``: by which names the columns of former ones are found."""
-        iceberg = self._jvm.org.apache.iceberg
-        table = transaction.table()
-        mapping = json.dumps(_name_mapping(self._names(table), json.loads(named or "[]")))
+    def _map_names(self, transaction: Any, named: str | None) -> None:
+        """Have the columns of a copy's files found by name; ``named``: by which names those of
+        former ones are found."""
+        names = self._names(transaction.table())
+        mapping = json.dumps(_name_mapping(names, json.loads(named or "[]")))
         properties = transaction.updateProperties()
         properties.set(NAME_MAPPING, mapping).set(ADOPTED_NAMES, mapping).commit()
-        return iceberg.data.TableMigrationUtil.listPartition(
-            self._jvm.java.util.HashMap(),
-            str(folder),
-            "parquet",
-            table.spec(),
-            self._session._jsparkSession.sessionState().newHadoopConf(),
-            iceberg.MetricsConfig.forTable(table),
-            iceberg.mapping.NameMappingParser.fromJson(mapping),
-            _FOOTER_READERS,
-        )
 
     def _load(self, name: TableName) -> Any:
         """The table; None when there is none."""
@@ -430,19 +426,26 @@ def _is_ambiguous(names: list[_Field], before: list[_Field]) -> bool:
     )
 
 
-def _link(files: Sequence[Path], location: str) -> Path | None:
+def _data_files(table: IcebergTable, folder: str, files: Sequence[Path]) -> Iterator[Any]:
+    """The copy's files as Iceberg knows them, with the bounds of their columns."""
+    fields = table.fields
+    for file in files:
+        location = f"{folder}/{file.name}"
+        yield table.data_file(copied_rows(location, path_here(location), fields))
+
+
+def _link(files: Sequence[Path], location: str) -> str | None:
     """Put the files into the table's folder too, and say where; None if that cannot be."""
-    path = local_path(location)
-    if path is None:
-        return None
     # A folder of its own: whatever else lies there is not the copy's.
-    folder = path / "data" / f"copy-{uuid.uuid4()}"
+    folder = f"{location.rstrip('/')}/data/copy-{uuid.uuid4()}"
+    if (path := local_path(folder)) is None:
+        return None
     try:
-        folder.mkdir(parents=True)
+        path.mkdir(parents=True)
         for file in files:
-            os.link(file, folder / file.name)
+            os.link(file, path / file.name)
     except OSError:
         # Another file system, or one without links.
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         return None
     return folder

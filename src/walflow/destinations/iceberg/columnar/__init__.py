@@ -7,6 +7,7 @@ commit of both (``table``). ``tables`` remembers what it has left, so that nothi
 
 from walflow.destinations.iceberg.columnar.commits import IcebergTable, newest_position
 from walflow.destinations.iceberg.columnar.engine import ColumnarTables
+from walflow.destinations.iceberg.columnar.writing import copied_rows
 from walflow.destinations.lake.fallback import FallBackToSpark
 
-__all__ = ["ColumnarTables", "FallBackToSpark", "IcebergTable", "newest_position"]
+__all__ = ["ColumnarTables", "FallBackToSpark", "IcebergTable", "copied_rows", "newest_position"]

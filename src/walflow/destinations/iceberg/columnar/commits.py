@@ -33,7 +33,8 @@ class IcebergTable:
         self._iceberg = gateway.jvm.org.apache.iceberg
         self._table = table
         self._spec = table.spec()
-        self._is_here = resolves_here(gateway, table.io())
+        self.is_here = resolves_here(gateway, table.io())
+        """Whether a path without a scheme is one of this machine."""
 
     def refresh(self) -> None:
         """See what others have committed; costs next to nothing if that is nothing. Fails if there
@@ -86,7 +87,7 @@ class IcebergTable:
     def check_plain(self) -> None:
         """FallBackToSpark if it is of an older kind, or somebody wants its files to be in a certain
         order, or place."""
-        if not self._is_here:
+        if not self.is_here:
             raise FallBackToSpark("its files are not on this machine", Reason.PLACE)
         if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
             raise FallBackToSpark("it is partitioned or sorted")
@@ -148,7 +149,7 @@ class IcebergTable:
         if delta.is_append:
             update = self._table.newAppend()
             if delta.added is not None:
-                update.appendFile(self._data_file(delta.added))
+                update.appendFile(self.data_file(delta.added))
             return update
         if delta.empties:
             return self._overwrite(delta, before)
@@ -166,7 +167,7 @@ class IcebergTable:
     def _row_delta(self, delta: FileChanges, before: TableFiles) -> Any:
         update = self._table.newRowDelta()
         if delta.added is not None:
-            update.addRows(self._data_file(delta.added))
+            update.addRows(self.data_file(delta.added))
         for location, vector in delta.vectors.items():
             update.addDeletes(self._delete_file(location, vector))
             if (former := before.files[location].vector) is not None:
@@ -186,7 +187,7 @@ class IcebergTable:
         every = self._iceberg.expressions.Expressions.alwaysTrue()
         update = self._table.newOverwrite().overwriteByRowFilter(every)
         if delta.added is not None:
-            update.addFile(self._data_file(delta.added))
+            update.addFile(self.data_file(delta.added))
         if before.snapshot is not None:
             # Rows that others added meanwhile would go with the rest.
             update.validateFromSnapshot(before.snapshot)
@@ -199,16 +200,17 @@ class IcebergTable:
         update = self._table.newRewrite().validateFromSnapshot(before.snapshot)
         for location in delta.removed:
             former = before.files[location]
-            update.deleteFile(self._data_file(former))
+            update.deleteFile(self.data_file(former))
             if former.vector is not None:
                 update.deleteFile(self._delete_file(location, former.vector))
         if delta.added is not None:
-            update.addFile(self._data_file(delta.added))
+            update.addFile(self.data_file(delta.added))
         for location, vector in delta.vectors.items():
             update.addFile(self._delete_file(location, vector))
         return update
 
-    def _data_file(self, file: TableFile) -> Any:
+    def data_file(self, file: TableFile) -> Any:
+        """A data file as Iceberg's API takes it."""
         told = {
             "spec-id": self._spec.specId(),
             "content": "data",

@@ -17,7 +17,7 @@ from walflow.destinations.iceberg.columnar.file_changes import TableFile, path_h
 from walflow.destinations.iceberg.columnar.key_index import KeyedFile
 from walflow.destinations.iceberg.columnar.metrics import metrics_of
 
-__all__ = ["new_rows", "new_vectors"]
+__all__ = ["copied_rows", "new_rows", "new_vectors"]
 
 _GROUP_ROWS, _GROUP_BYTES = 250_000, 64 << 20
 """So that several can read a large file at once, and who seeks some rows not all of it."""
@@ -42,6 +42,17 @@ def new_rows(table: IcebergTable, rows: pa.Table, fields: Sequence[Field]) -> Ta
         path.unlink(missing_ok=True)
         raise
     return TableFile(KeyedFile(location, path), length, rows.num_rows, metrics=metrics)
+
+
+def copied_rows(location: str, path: Path, fields: Sequence[Field]) -> TableFile:
+    """A file of a copy, which is in the table's folder: its columns have the table's names."""
+    metadata = pq.read_metadata(path)
+    return TableFile(
+        KeyedFile(location, path),
+        path.stat().st_size,
+        metadata.num_rows,
+        metrics=metrics_of(metadata, fields),
+    )
 
 
 def new_vectors(table: IcebergTable, gone: Mapping[str, BitMap64]) -> Mapping[str, DeletionVector]:
