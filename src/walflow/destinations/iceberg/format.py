@@ -237,8 +237,8 @@ class IcebergFormat:
 
     def _tell_of_version(self, name: TableName, version: int) -> None:
         """Once for each table."""
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._warned:
+            self._warned.add(name)
             _logger.warning(
                 "table stays in its format version",
                 table=str(name),
