@@ -82,6 +82,7 @@ class Bridge:
         self._identifiers = iceberg.catalog.TableIdentifier
         self._struct_type = jvm.org.apache.spark.sql.types.StructType
         self._schemas = iceberg.spark.SparkSchemaUtil
+        self._snapshot_json = iceberg.SnapshotParser.toJson
         self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
         self._literals = iceberg.expressions.Expressions
         self.columnar = ColumnarTables(self._open)
@@ -103,7 +104,7 @@ class Bridge:
         columns = {field.name: field.dataType.simpleString() for field in lake_schema.fields}
         properties = json.loads(self._mapper.writeValueAsString(table.properties()))
         properties[FORMAT_VERSION] = str(_format_version(table))
-        position = newest_position(table)
+        position = newest_position(table, self._snapshot_json)
         if position is not None and is_undone(
             properties, position, lambda commit: self._has(table, commit)
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from walflow.destinations.iceberg.columnar.deletion_vectors import DeletionVector
@@ -19,7 +19,7 @@ from walflow.destinations.iceberg.columnar.key_index import KeyedFile
 from walflow.destinations.iceberg.locations import resolves_here
 from walflow.destinations.iceberg.tables import WITH_VECTORS
 from walflow.destinations.lake.fallback import FallBackToSpark, Reason
-from walflow.destinations.lake.owner import POSITION, SINCE, Place, position_of
+from walflow.destinations.lake.owner import Place, position_of
 from walflow.model import Lsn
 
 __all__ = ["IcebergTable", "newest_position"]
@@ -32,7 +32,16 @@ class IcebergTable:
         self._gateway = gateway
         self._iceberg = gateway.jvm.org.apache.iceberg
         self._table = table
-        self._spec = table.spec()
+        # Each of these is a call to the JVM, and each name on the way to them another one.
+        self._operations = table.operations()
+        self._locations = table.locationProvider()
+        self._mapper = self._iceberg.util.JsonUtil.mapper()
+        self._content_file_of = self._iceberg.ContentFileParser.fromJson
+        self._snapshot_json = self._iceberg.SnapshotParser.toJson
+        self._every = self._iceberg.expressions.Expressions.alwaysTrue()
+        self._spec, self._spec_id = self._know_spec()
+        self._vectors: dict[DeletionVector, Any] = {}
+        """As Iceberg has them: one that was added is removed by a later commit."""
         self.is_here = resolves_here(gateway, table.io())
         """Whether a path without a scheme is one of this machine."""
 
@@ -40,13 +49,12 @@ class IcebergTable:
         """See what others have committed; costs next to nothing if that is nothing. Fails if there
         is another table in its place."""
         self._table.refresh()
-        self._spec = self._table.spec()
 
     @property
     def version(self) -> str:
         """Another one whenever anything of the table is another. FallBackToSpark if the catalog
         does not tell (a REST server need not)."""
-        version: str | None = self._table.operations().current().metadataFileLocation()
+        version: str | None = self._operations.current().metadataFileLocation()
         if version is None:
             raise FallBackToSpark("its catalog does not say which version it is")
         return version
@@ -59,7 +67,7 @@ class IcebergTable:
     @property
     def position(self) -> Lsn | None:
         """See Stored.position."""
-        return newest_position(self._table)
+        return newest_position(self._table, self._snapshot_json)
 
     @property
     def fields(self) -> list[dict[str, Any]]:
@@ -81,7 +89,7 @@ class IcebergTable:
 
     def new_location(self, name: str) -> str:
         """Where a new file of this name belongs."""
-        location: str = self._table.locationProvider().newDataLocation(name)
+        location: str = self._locations.newDataLocation(name)
         return location
 
     def check_plain(self) -> None:
@@ -89,9 +97,11 @@ class IcebergTable:
         order, or place."""
         if not self.is_here:
             raise FallBackToSpark("its files are not on this machine", Reason.PLACE)
+        self._spec, self._spec_id = self._know_spec()
+        self._locations = self._table.locationProvider()
         if not self._spec.isUnpartitioned() or not self._table.sortOrder().isUnsorted():
             raise FallBackToSpark("it is partitioned or sorted")
-        if self._table.operations().current().formatVersion() < WITH_VECTORS:
+        if self._operations.current().formatVersion() < WITH_VECTORS:
             raise FallBackToSpark("its format has no deletion vectors")
 
     def files(self) -> TableFiles:
@@ -103,7 +113,7 @@ class IcebergTable:
         check_size(
             int(summary.get("total-data-files") or 0), int(summary.get("total-records") or 0)
         )
-        parser, spec_id = self._iceberg.ScanTaskParser, self._spec.specId()
+        parser = self._iceberg.ScanTaskParser
         found = {}
         tasks = self._table.newScan().planFiles()
         try:
@@ -111,7 +121,7 @@ class IcebergTable:
             while each.hasNext():
                 task = each.next()
                 told = json.loads(parser.toJson(task))
-                if told["data-file"]["spec-id"] != spec_id:
+                if told["data-file"]["spec-id"] != self._spec_id:
                     raise FallBackToSpark("it was partitioned")
                 file = _file(told, task.file().dataSequenceNumber())
                 found[file.file.location] = file
@@ -130,18 +140,29 @@ class IcebergTable:
             for name, value in stamp.items():
                 update.set(name, value)
         except BaseException:
+            self._vectors.clear()
             delta.discard()
             raise
         try:
             update.commit()
         except Exception as error:
+            self._vectors.clear()
             if self._has_certainly_failed(error):
                 delta.discard()
             raise
-        current = self._table.currentSnapshot()
-        if current.parentId() != before.snapshot:
+        for location in before.files if delta.empties else (*delta.removed, *delta.vectors):
+            if (file := before.files.get(location)) is not None and file.vector is not None:
+                self._vectors.pop(file.vector, None)
+        current = json.loads(self._snapshot_json(self._table.currentSnapshot()))
+        if current.get("parent-snapshot-id") != before.snapshot:
             return None
-        return Snapshot(current.snapshotId(), current.sequenceNumber(), current.firstRowId())
+        return Snapshot(
+            current["snapshot-id"], current["sequence-number"], current.get("first-row-id")
+        )
+
+    def _know_spec(self) -> tuple[Any, int]:
+        spec = self._table.spec()
+        return spec, spec.specId()
 
     def _update(self, delta: FileChanges, before: TableFiles) -> Any:
         if delta.removed:
@@ -176,7 +197,7 @@ class IcebergTable:
             # As Spark's MERGE does it. That others added rows matters also if none is replaced:
             # they may have been the same.
             update.validateFromSnapshot(before.snapshot)
-            update.conflictDetectionFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            update.conflictDetectionFilter(self._every)
             update.validateNoConflictingDataFiles()
             update.validateDataFilesExist(list(delta.vectors))
             update.validateDeletedFiles()
@@ -184,14 +205,13 @@ class IcebergTable:
         return update
 
     def _overwrite(self, delta: FileChanges, before: TableFiles) -> Any:
-        every = self._iceberg.expressions.Expressions.alwaysTrue()
-        update = self._table.newOverwrite().overwriteByRowFilter(every)
+        update = self._table.newOverwrite().overwriteByRowFilter(self._every)
         if delta.added is not None:
             update.addFile(self.data_file(delta.added))
         if before.snapshot is not None:
             # Rows that others added meanwhile would go with the rest.
             update.validateFromSnapshot(before.snapshot)
-            update.conflictDetectionFilter(every)
+            update.conflictDetectionFilter(self._every)
             update.validateNoConflictingData()
             update.validateNoConflictingDeletes()
         return update
@@ -212,7 +232,7 @@ class IcebergTable:
     def data_file(self, file: TableFile) -> Any:
         """A data file as Iceberg's API takes it."""
         told = {
-            "spec-id": self._spec.specId(),
+            "spec-id": self._spec_id,
             "content": "data",
             "file-path": file.file.location,
             "file-format": "parquet",
@@ -224,8 +244,10 @@ class IcebergTable:
         return self._content_file(told)
 
     def _delete_file(self, location: str, vector: DeletionVector) -> Any:
+        if (known := self._vectors.get(vector)) is not None:
+            return known
         told = {
-            "spec-id": self._spec.specId(),
+            "spec-id": self._spec_id,
             "content": "position-deletes",
             "file-path": vector.location,
             "file-format": "puffin",
@@ -236,26 +258,27 @@ class IcebergTable:
             "content-offset": vector.offset,
             "content-size-in-bytes": vector.size,
         }
-        return self._content_file(told)
+        made = self._vectors[vector] = self._content_file(told)
+        return made
 
     def _content_file(self, told: Mapping[str, Any]) -> Any:
-        node = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(told))
-        return self._iceberg.ContentFileParser.fromJson(node, self._spec)
+        return self._content_file_of(self._mapper.readTree(json.dumps(told)), self._spec)
 
 
-def newest_position(table: Any) -> Lsn | None:
-    """Of the newest ancestor of main that has one: maintenance may commit without it."""
-    return position_of(_places(table))
+def newest_position(table: Any, snapshot_json: Callable[[Any], str]) -> Lsn | None:
+    """Of the newest ancestor of main that has one: maintenance may commit without it.
+    ``snapshot_json``: Iceberg's SnapshotParser.toJson."""
+    return position_of(_places(table, snapshot_json))
 
 
-def _places(table: Any) -> Iterator[Place]:
+def _places(table: Any, snapshot_json: Callable[[Any], str]) -> Iterator[Place]:
     snapshot = table.currentSnapshot()
     while snapshot is not None:
-        summary = snapshot.summary()
-        said = {name: value for name in (POSITION, SINCE) if (value := summary.get(name))}
-        if (place := Place.of(said)) is not None:
+        # As JSON: each value that is asked for by itself is a call to the JVM.
+        told = json.loads(snapshot_json(snapshot))
+        if (place := Place.of(told.get("summary", {}))) is not None:
             yield place
-        parent = snapshot.parentId()
+        parent = told.get("parent-snapshot-id")
         snapshot = None if parent is None else table.snapshot(parent)
 
 
