@@ -28,6 +28,12 @@ _AT_ONCE = 4_000_000
 """So many rows are looked through at once."""
 _FEW = 16
 """Of rows that are one in so many, the other columns are read where they are."""
+_MANY_ROWS = 50_000
+_RARE = 64
+"""Of a file with so many rows, numbers that are fewer by this factor are looked up in their order:
+to look through all would take longer."""
+_LOOKS = 16
+"""To put a file's rows in order takes about as long as to look through them so many times."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,11 +97,39 @@ class Found:
     """Which of the values each of them has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Read:
     values: pa.Array
     bounds: tuple[Any, Any]
     """The least and the greatest that is not null."""
+    numbers: Ints | None
+    """The values, if they are numbers, and many, and none is null."""
+    in_order: bool
+    """Whether they are as they come."""
+    order: Ints | None = None
+    """The places by value."""
+    looks: int = 0
+    """How many times they were looked through for few."""
+
+    @classmethod
+    def of(cls, values: pa.Array) -> _Read:
+        numbers = _numbers(values) if len(values) >= _MANY_ROWS else None
+        in_order = numbers is not None and bool((numbers[1:] >= numbers[:-1]).all())
+        return cls(values, _bounds(values), numbers, in_order)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes) + (0 if self.order is None else self.order.nbytes)
+
+    def places(self, among: Ints) -> tuple[Ints, Ints]:
+        """Of the values that are among these: their places, and which one of these they are."""
+        assert self.numbers is not None
+        first = np.searchsorted(self.numbers, among, "left", self.order)
+        counts = np.searchsorted(self.numbers, among, "right", self.order) - first
+        which = np.repeat(np.arange(len(among)), counts)
+        begins = np.cumsum(counts) - counts
+        places = np.repeat(first - begins, counts) + np.arange(len(which))
+        return (places if self.order is None else self.order[places]), which
 
 
 class KeyIndex:
@@ -144,10 +178,7 @@ class KeyIndex:
         whole_rows: bool,
     ) -> Iterator[Found]:
         ends = np.cumsum([len(read.values) for _, read in portion])
-        values = pa.chunked_array([read.values for _, read in portion])
-        codes = _codes(values, stages[0].values)
-        hits = np.flatnonzero(codes >= 0)
-        codes = codes[hits]
+        hits, codes = self._first_hits([read for _, read in portion], stages[0].values)
         for column, stage in zip(columns[1:], stages[1:], strict=True):
             if not len(hits):
                 return
@@ -168,6 +199,48 @@ class KeyIndex:
                 begin = ends[number] - len(read.values)
                 yield Found(file, hits[part] - begin, numbers[codes[part]])
 
+    def _first_hits(self, reads: Sequence[_Read], among: pa.Array) -> tuple[Ints, Ints]:
+        """Of the values that are among these, which are all different: their places in all that was
+        read, in order, and which one of these they are."""
+        begins = np.cumsum([0, *(len(read.values) for read in reads)])
+        wanted = _numbers(among)
+        parts, whole = [], []
+        for number, read in enumerate(reads):
+            if wanted is not None and self._is_ordered(read, len(wanted)):
+                places, which = read.places(wanted)
+                parts.append((begins[number] + places, which))
+            else:
+                whole.append(number)
+        if whole:
+            codes = _codes(pa.chunked_array([reads[number].values for number in whole]), among)
+            hits = np.flatnonzero(codes >= 0)
+            codes = codes[hits]
+            ends = np.cumsum([len(reads[number].values) for number in whole])
+            of = np.searchsorted(ends, hits, side="right")
+            shift = begins[whole] - np.concatenate([[0], ends[:-1]])
+            parts.append((hits + shift[of], codes))
+        hits, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(hits, kind="stable")
+        return hits[order], codes[order]
+
+    def _is_ordered(self, read: _Read, sought: int) -> bool:
+        """Whether so many values can be looked up in their order. It is made once it pays, as far
+        as there is room."""
+        if read.numbers is None or sought * _RARE > len(read.numbers):
+            return False
+        if read.in_order or read.order is not None:
+            return True
+        read.looks += 1
+        if read.looks <= _LOOKS or self._bytes + read.values.nbytes > self._most_bytes:
+            return False
+        order = np.argsort(read.numbers, kind="stable")
+        with self._lock:
+            if read.order is None:
+                read.order = order
+                if any(read is one for one in self._read.values()):
+                    self._bytes += order.nbytes
+        return True
+
     def _values(
         self, file: KeyedFile, column: IndexedColumn, places: Ints, rows: int, whole_rows: bool
     ) -> pa.Array:
@@ -180,7 +253,7 @@ class KeyIndex:
         gone = set(locations)
         with self._lock:
             for key in [key for key in self._read if key[0] in gone]:
-                self._bytes -= self._read.pop(key).values.nbytes
+                self._bytes -= self._read.pop(key).nbytes
 
     def _portions(
         self, files: Sequence[KeyedFile], column: IndexedColumn, sought: pa.Array
@@ -208,8 +281,7 @@ class KeyIndex:
             if known is not None:
                 self._read.move_to_end(key)
                 return known
-        values = column.read(file.path)
-        read = _Read(values, _bounds(values))
+        read = _Read.of(column.read(file.path))
         if remember:
             self._remember(key, read)
         return read
@@ -218,10 +290,10 @@ class KeyIndex:
         with self._lock:
             if key not in self._read:
                 self._read[key] = read
-                self._bytes += read.values.nbytes
+                self._bytes += read.nbytes
             while self._bytes > self._most_bytes:
                 _, oldest = self._read.popitem(last=False)
-                self._bytes -= oldest.values.nbytes
+                self._bytes -= oldest.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +333,16 @@ def _codes(values: pa.ChunkedArray, among: pa.Array) -> Ints:
     """For each value, its number among these, or -1."""
     numbers = pc.index_in(values, value_set=among).fill_null(-1)
     return np.asarray(numbers.to_numpy(), dtype=np.int64)
+
+
+def _numbers(values: pa.Array) -> Ints | None:
+    """The same order as numbers; None: they have none, or some are null."""
+    kind = values.type
+    is_number = pa.types.is_signed_integer(kind) or pa.types.is_temporal(kind)
+    if not is_number or kind.bit_width not in (32, 64) or values.null_count:
+        return None
+    numbers: Ints = values.view(pa.int64() if kind.bit_width == 64 else pa.int32()).to_numpy()
+    return numbers
 
 
 def _bounds(values: pa.Array) -> tuple[Any, Any]:
