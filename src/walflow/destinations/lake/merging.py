@@ -50,10 +50,16 @@ def our_values(lake_schema: LakeTableSchema) -> dict[str, str]:
 
 
 def merge_net(
-    net: DataFrame, identifier: str, lake_schema: LakeTableSchema, *, partial: bool
+    net: DataFrame,
+    identifier: str,
+    lake_schema: LakeTableSchema,
+    *,
+    partial: bool,
+    within: str | None = None,
 ) -> None:
-    """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
-    _merge(net, identifier, lake_schema, partial, "DELETE", "")
+    """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``;
+    ``within``: what is true, in SQL, of all rows of the table that they can mean."""
+    _merge(net, identifier, lake_schema, partial, "DELETE", "", within)
 
 
 def mark_net(
@@ -99,6 +105,7 @@ def _merge(
     partial: bool,
     delete: str,
     rest: str,
+    within: str | None = None,
 ) -> None:
     spark, schema, has_overflow = net.sparkSession, lake_schema.schema, lake_schema.overflow
     updates: dict[str, str] = {}
@@ -112,13 +119,19 @@ def _merge(
         updates[name] = inserts[name] = f"{SOURCE}.{quoted(value)}"
     if has_overflow:
         updates[EXACT], inserts[EXACT] = _overflow_after(partial), f"{SOURCE}._exact"
-    # The predicate is always true. It is there because Spark filters the table's scan by the
-    # source's keys (a Bloom filter) only where the source is filtered itself.
+    condition = same_key(schema, has_overflow)
     with viewed(net) as view:
+        source = f"SELECT * FROM {view}"
+        if within is None:
+            # Always true. It is there because Spark filters the table's scan by the source's keys
+            # (a Bloom filter) only where the source is filtered itself.
+            source += " WHERE _change_type IN ('upsert', 'delete')"
+        else:
+            condition += f" AND {within}"
         spark.sql(
             f"MERGE INTO {identifier} {TARGET}"
-            f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) {SOURCE}"
-            f" ON {same_key(schema, has_overflow)}"
+            f" USING ({source}) {SOURCE}"
+            f" ON {condition}"
             f" WHEN MATCHED AND {SOURCE}._change_type = 'delete' THEN {delete}"
             f" WHEN MATCHED THEN UPDATE SET {assignments(updates)}"
             f" WHEN NOT MATCHED AND {SOURCE}._change_type = 'upsert'"

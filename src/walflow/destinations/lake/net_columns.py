@@ -27,12 +27,14 @@ _MOST_BYTES = 1 << 30
 """Of a batch in memory; what is larger is left to Spark, which can put it on disk."""
 
 
-def fits_memory(changes: TableChanges) -> bool:
+def fits_memory(
+    changes: TableChanges, most_rows: int = _MOST_ROWS, most_bytes: int = _MOST_BYTES
+) -> bool:
     """Whether the changes can be netted here."""
     # Rows without a column are told apart by nothing.
     if not changes.schema.columns or not _files(changes):
         return False
-    return changes.stats.rows <= _MOST_ROWS and _bytes(changes) <= _MOST_BYTES
+    return changes.stats.rows <= most_rows and _bytes(changes) <= most_bytes
 
 
 def columnar_changes(changes: TableChanges, *, overflow: bool) -> ColumnarChanges:
