@@ -12,7 +12,10 @@ import pytest
 
 from tests.destinations.modes import KEYLESS
 from tests.destinations.pairs import Pair
+from walflow.destinations.lake import keyless
 from walflow.destinations.lake.merging import viewed
+from walflow.destinations.lake.modes import mirror
+from walflow.destinations.lake.small import without_key
 from walflow.errors import DestinationError, TableMoved
 from walflow.model import Lsn, Span
 
@@ -58,8 +61,13 @@ def test_a_removed_row_that_is_not_there(pair: Pair) -> None:
     pair.check()
 
 
-def test_rows_that_somebody_moves_meanwhile(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+def test_rows_that_somebody_moves_meanwhile(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
     """Where the removed rows are was looked up, and the MERGE has not begun."""
+    monkeypatch.setattr(mirror, "is_small", lambda changes: small)
+    writer = without_key if small else keyless
 
     @contextmanager
     def moved(frame: DataFrame) -> Iterator[str]:
@@ -79,7 +87,7 @@ def test_rows_that_somebody_moves_meanwhile(pair: Pair, monkeypatch: pytest.Monk
         source.insert(a="z")
     events, before = source.events(pair.spark), pair.rows()
     with monkeypatch.context() as patched:
-        patched.setattr("walflow.destinations.lake.keyless.viewed", moved)
+        patched.setattr(writer, "viewed", moved)
         with pytest.raises(TableMoved):
             pair.destination.apply(events)
     assert pair.rows() == before

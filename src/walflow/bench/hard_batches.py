@@ -209,7 +209,7 @@ class HardTable:
             for name, values in made_up_values(keys, self.position).items()
         }
         stats = ChangeStats(
-            rows=changes,
+            rows=changes + 1,
             inserts=changes,
             truncates=1,
             last_truncate=(self.position - 8, 0),

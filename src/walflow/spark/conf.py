@@ -40,6 +40,9 @@ SESSION_CONF: Mapping[str, str] = {
     # Each shuffle would be a job of its own, after which the rest is planned anew: that costs more
     # than small batches have to gain.
     "spark.sql.adaptive.enabled": "false",
+    # The values of an IN are a part of the code that Spark generates, unless they are a set.
+    "spark.sql.optimizer.inSetConversionThreshold": "0",
+    "spark.sql.optimizer.inSetSwitchThreshold": "0",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
 }

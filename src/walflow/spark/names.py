@@ -16,5 +16,6 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """The text as a string in Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """The text as a string in Spark SQL, which puts settings in the place of ``${...}``."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    return f"'{escaped}'"

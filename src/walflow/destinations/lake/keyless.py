@@ -18,14 +18,22 @@ from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.batch import Batch, stored_rows
 from walflow.destinations.lake.format import RowPlaces
-from walflow.destinations.lake.merging import assignments, inserted, our_values, swept, viewed
+from walflow.destinations.lake.merging import (
+    assignments,
+    inserted,
+    our_values,
+    places_checked,
+    row_moved,
+    swept,
+    viewed,
+)
 from walflow.destinations.lake.table_schema import DELETED, EXACT, LakeTableSchema
 from walflow.destinations.lake.truncates import EMPTIED, Truncate, between_truncates
-from walflow.errors import DestinationError, TableMoved
+from walflow.errors import DestinationError
 from walflow.model import ChangeStats, ChangeType, Lsn, TableSchema
 from walflow.spark.changes import EXACT_TYPE, since_truncate
 from walflow.spark.checkpoints import checkpointed
-from walflow.spark.names import SOURCE, TARGET, literal, quoted
+from walflow.spark.names import SOURCE, TARGET, quoted
 from walflow.spark.net_keyless import row_identity
 from walflow.spark.row_identity import has_zeros, only_old_texts, without_old_texts, zeros_sql
 
@@ -40,10 +48,8 @@ _OTHERS = "others"
 _ALWAYS = "always"
 """A column for a MERGE to select by (see viewed)."""
 _LACKING = "walflow: not in the table is a row removed at "
-_MOVED = "walflow: no longer in its place is a row of "
 # Errors of Spark may show the plan, and so the words above without what follows them.
 _LACKING_AT = re.compile(rf"{_LACKING}(\d+)")
-_MOVED_FROM = re.compile(rf"{_MOVED}[\w/]")
 
 
 def merge_keyless(batch: Batch) -> LakeTableSchema:
@@ -238,7 +244,8 @@ def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
     lacking = sf.raise_error(sf.concat(sf.lit(_LACKING), sf.col("gone_lsn").cast("string")))
     found = sf.when(sf.col("is_new").isNull(), lacking).otherwise(sf.col("is_new"))
     try:
-        yield checkpointed(paired.withColumns({"is_new": found, _ALWAYS: sf.lit("yes")}))
+        with places_checked(schema):
+            yield checkpointed(paired.withColumns({"is_new": found, _ALWAYS: sf.lit("yes")}))
     except Exception as error:
         if (removal := _LACKING_AT.search(str(error))) is not None:
             raise DestinationError(
@@ -246,10 +253,6 @@ def _checked(paired: DataFrame, schema: TableSchema) -> Iterator[DataFrame]:
                 f"at {Lsn(int(removal[1]))}",
                 hint="The table was changed by someone else, or has no key and values that Spark"
                 " cannot hold: copy it again.",
-            ) from error
-        if _MOVED_FROM.search(str(error)) is not None:
-            raise TableMoved(
-                f"{schema.name} was changed by someone else while rows were removed from it"
             ) from error
         raise
 
@@ -277,7 +280,7 @@ def _merge(source: DataFrame, batch: Batch, places: RowPlaces, removed: str, res
     ones."""
     is_new = (
         f"CASE WHEN {SOURCE}.file IS NULL THEN true"
-        f" ELSE cast(raise_error(concat({literal(_MOVED)}, {SOURCE}.file)) AS boolean) END"
+        f" ELSE cast({row_moved(f'{SOURCE}.file')} AS boolean) END"
     )
     with viewed(source) as view:
         batch.spark.sql(

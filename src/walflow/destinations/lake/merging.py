@@ -5,6 +5,7 @@ Every function that writes makes exactly one commit; the session it runs in stam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.table_schema import DELETED, EXACT, LakeTableSchema
+from walflow.errors import TableMoved
 from walflow.model import TableSchema
 from walflow.spark.changes import EXACT_TYPE
 from walflow.spark.checkpoints import checkpointed
@@ -29,6 +31,8 @@ __all__ = [
     "merge_net",
     "missing_row",
     "our_values",
+    "places_checked",
+    "row_moved",
     "same_key",
     "swept",
     "viewed",
@@ -37,6 +41,9 @@ __all__ = [
 
 _VIEW = "walflow_round"
 _FILTER_FROM = "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold"
+_MOVED = "walflow: no longer in its place is a row of "
+# Errors of Spark may show the plan, and so the words above without what follows them.
+_MOVED_FROM = re.compile(rf"{_MOVED}[\w/]")
 _NET = ("_kind", "_lsn", "_timestamp")
 
 
@@ -50,10 +57,16 @@ def our_values(lake_schema: LakeTableSchema) -> dict[str, str]:
 
 
 def merge_net(
-    net: DataFrame, identifier: str, lake_schema: LakeTableSchema, *, partial: bool
+    net: DataFrame,
+    identifier: str,
+    lake_schema: LakeTableSchema,
+    *,
+    partial: bool,
+    within: str | None = None,
 ) -> None:
-    """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``."""
-    _merge(net, identifier, lake_schema, partial, "DELETE", "")
+    """MERGE the net changes of a keyed table. ``partial``: some rows have ``_unchanged``;
+    ``within``: what is true, in SQL, of all rows of the table that they can mean."""
+    _merge(net, identifier, lake_schema, partial, "DELETE", "", within)
 
 
 def mark_net(
@@ -99,6 +112,7 @@ def _merge(
     partial: bool,
     delete: str,
     rest: str,
+    within: str | None = None,
 ) -> None:
     spark, schema, has_overflow = net.sparkSession, lake_schema.schema, lake_schema.overflow
     updates: dict[str, str] = {}
@@ -112,13 +126,19 @@ def _merge(
         updates[name] = inserts[name] = f"{SOURCE}.{quoted(value)}"
     if has_overflow:
         updates[EXACT], inserts[EXACT] = _overflow_after(partial), f"{SOURCE}._exact"
-    # The predicate is always true. It is there because Spark filters the table's scan by the
-    # source's keys (a Bloom filter) only where the source is filtered itself.
+    condition = same_key(schema, has_overflow)
     with viewed(net) as view:
+        source = f"SELECT * FROM {view}"
+        if within is None:
+            # Always true. It is there because Spark filters the table's scan by the source's keys
+            # (a Bloom filter) only where the source is filtered itself.
+            source += " WHERE _change_type IN ('upsert', 'delete')"
+        else:
+            condition += f" AND {within}"
         spark.sql(
             f"MERGE INTO {identifier} {TARGET}"
-            f" USING (SELECT * FROM {view} WHERE _change_type IN ('upsert', 'delete')) {SOURCE}"
-            f" ON {same_key(schema, has_overflow)}"
+            f" USING ({source}) {SOURCE}"
+            f" ON {condition}"
             f" WHEN MATCHED AND {SOURCE}._change_type = 'delete' THEN {delete}"
             f" WHEN MATCHED THEN UPDATE SET {assignments(updates)}"
             f" WHEN NOT MATCHED AND {SOURCE}._change_type = 'upsert'"
@@ -160,6 +180,24 @@ def _new_or_missing(schema: TableSchema, name: str) -> str:
         f"CASE WHEN array_contains({SOURCE}._unchanged, {literal(name)})"
         f" THEN raise_error({message}) ELSE {SOURCE}.{column} END"
     )
+
+
+def row_moved(file: str) -> str:
+    """In SQL, what fails because a row that goes is not in the file where it was found."""
+    return f"raise_error(concat({literal(_MOVED)}, {file}))"
+
+
+@contextmanager
+def places_checked(schema: TableSchema) -> Iterator[None]:
+    """TableMoved where a MERGE inside has met row_moved."""
+    try:
+        yield
+    except Exception as error:
+        if _MOVED_FROM.search(str(error)) is None:
+            raise
+        raise TableMoved(
+            f"{schema.name} was changed by someone else while rows were removed from it"
+        ) from error
 
 
 def missing_row(schema: TableSchema) -> str:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from walflow.destinations.base import TableChanges
 from walflow.destinations.lake.netting.by_key import net_by_key
+from walflow.destinations.lake.netting.by_values import net_by_values
 from walflow.destinations.lake.netting.identity import identity_of_rows
-from walflow.destinations.lake.netting.keyless import net_keyless
 from walflow.destinations.lake.netting.log_rows import LogRows, read_log
 from walflow.destinations.lake.netting.net_changes import ColumnarChanges
 from walflow.destinations.lake.netting.overflow import texts_by_column
@@ -27,12 +27,14 @@ _MOST_BYTES = 1 << 30
 """Of a batch in memory; what is larger is left to Spark, which can put it on disk."""
 
 
-def fits_memory(changes: TableChanges) -> bool:
+def fits_memory(
+    changes: TableChanges, most_rows: int = _MOST_ROWS, most_bytes: int = _MOST_BYTES
+) -> bool:
     """Whether the changes can be netted here."""
     # Rows without a column are told apart by nothing.
     if not changes.schema.columns or not _files(changes):
         return False
-    return changes.stats.rows <= _MOST_ROWS and _bytes(changes) <= _MOST_BYTES
+    return changes.stats.rows <= most_rows and _bytes(changes) <= most_bytes
 
 
 def columnar_changes(changes: TableChanges, *, overflow: bool) -> ColumnarChanges:
@@ -42,7 +44,7 @@ def columnar_changes(changes: TableChanges, *, overflow: bool) -> ColumnarChange
     stats = changes.stats
     if stats.inserts == stats.rows and not stats.unchanged:
         return _inserted(log, changes)
-    net = net_by_key if changes.schema.key else net_keyless
+    net = net_by_key if changes.schema.key else net_by_values
     return net(log, changes.schema)
 
 

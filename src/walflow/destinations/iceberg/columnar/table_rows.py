@@ -13,8 +13,9 @@ from walflow.destinations.iceberg.columnar.key_index import Found
 from walflow.destinations.iceberg.columnar.reading import read_places
 from walflow.destinations.iceberg.columnar.table_view import TableView
 from walflow.destinations.lake.fallback import FallBackToSpark, Reason
-from walflow.destinations.lake.netting.net_changes import ColumnarChanges, Ints, ranks
-from walflow.destinations.lake.netting.overflow import OVERFLOW, text_of, texts_map
+from walflow.destinations.lake.netting.completing import completed
+from walflow.destinations.lake.netting.net_changes import ColumnarChanges, Ints, first_of_each
+from walflow.destinations.lake.netting.overflow import OVERFLOW, texts_map
 from walflow.destinations.lake.table_schema import EXACT, LakeTableSchema
 
 __all__ = ["copies_that_go", "in_table_order", "table_rows", "with_overflow"]
@@ -81,21 +82,7 @@ def _completed(
         raise FallBackToSpark(
             "it lacks a row whose unchanged columns a change relies on", Reason.MISSING
         )
-    place = np.zeros(len(wanted), dtype=np.int64)
-    place[numbers] = np.arange(len(numbers))
-    count = rows.num_rows
-    for name, mask in changes.unsent.items():
-        at = np.arange(count)
-        at[mask] = count + place[changes.base[mask]]
-        take = pa.array(at)
-        index = rows.schema.get_field_index(name)
-        both = pa.chunked_array([*rows[name].chunks, *there[name].chunks])
-        rows = rows.set_column(index, rows.schema.field(index), both.take(take))
-        if EXACT in there.column_names:
-            own = texts.get(name, pa.nulls(count, pa.string()))
-            stored = text_of(there[EXACT].combine_chunks(), name)
-            texts[name] = pa.chunked_array([own, stored]).take(take).combine_chunks()
-    return rows
+    return completed(rows, changes, there, numbers, texts)
 
 
 def _read(
@@ -128,14 +115,10 @@ def copies_that_go(
         counts += np.bincount(one.numbers, minlength=len(counts))
     if (counts > changes.removals).any():
         found = _first(view, lake_schema, changes.removals, counts, found)
-    lacking = np.maximum(changes.removals - counts, 0)
-    if not lacking.any():
-        return list(found), changes
-    has_key = changes.base >= 0
-    gone = has_key & (ranks(changes.base) < lacking[changes.base])
-    if gone.sum() != lacking.sum():
+    rest = changes.without_removed(counts)
+    if rest is None:
         raise FallBackToSpark("it lacks rows that were removed from its source", Reason.MISSING)
-    return list(found), changes.without(gone)
+    return list(found), rest
 
 
 def _first(
@@ -158,10 +141,7 @@ def _first(
         came[0, contested] = rows[ours.lsn].fill_null(-1).to_numpy()
         kinds = pc.rank(rows[ours.change_type].fill_null(""), tiebreaker="dense")
         came[1, contested] = kinds.to_numpy(zero_copy_only=False)
-    order = np.lexsort((came[1], came[0], numbers))
-    rank = np.empty(len(numbers), dtype=np.int64)
-    rank[order] = ranks(numbers[order])
-    goes = rank < removals[numbers]
+    goes = first_of_each(numbers, removals, (came[0], came[1]))
     ends = np.cumsum([len(one.numbers) for one in whole])
     parts = zip(whole, np.split(goes, ends[:-1]), strict=True)
     return [

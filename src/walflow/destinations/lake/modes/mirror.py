@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import structlog
 from pyspark.sql import functions as sf
 
 from walflow.destinations.lake.batch import (
@@ -16,9 +17,11 @@ from walflow.destinations.lake.batch import (
     stored_rows,
     stored_values,
 )
+from walflow.destinations.lake.fallback import FallBackToSpark
 from walflow.destinations.lake.format import Constant
 from walflow.destinations.lake.keyless import merge_keyless, overwrite_keyless
 from walflow.destinations.lake.merging import merge_net, our_values, with_base_rows
+from walflow.destinations.lake.small import is_small, write_small
 from walflow.destinations.lake.table_schema import LakeTableSchema
 from walflow.spark.connect import is_remote_session
 from walflow.spark.net import net_changes
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["apply", "copied", "held", "keeps_past"]
+
+_logger = structlog.get_logger(__name__)
 
 keeps_past = False
 
@@ -45,6 +50,11 @@ def apply(batch: Batch) -> LakeTableSchema:
     """By Spark, in the cheapest way that is right."""
     if _only_appends(batch):
         return append_rows(batch, {})
+    if is_small(batch.changes):
+        try:
+            return write_small(batch)
+        except FallBackToSpark as reason:
+            _logger.debug("netted by Spark", table=str(batch.lake_schema.name), reason=str(reason))
     if batch.lake_schema.schema.key:
         return _merge(batch)
     return overwrite_keyless(batch) if batch.changes.truncated else merge_keyless(batch)

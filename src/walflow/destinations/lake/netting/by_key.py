@@ -64,6 +64,7 @@ def net_by_key(log: LogRows, schema: TableSchema) -> ColumnarChanges:
         log.origins.take(at),
         overflow,
         base,
+        events.codes[at],
         unsent,
         log.truncated,
     )

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from walflow.destinations.lake.netting.identity import IdentityPart
 
-__all__ = ["ColumnarChanges", "Ints", "Mask", "ranks"]
+__all__ = ["ColumnarChanges", "Ints", "Mask", "first_of_each", "ranks"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -33,6 +33,8 @@ class ColumnarChanges:
     """By column, their overflow texts."""
     base: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """For each row that comes, which of the keys the table has it under. (-1: none of them)"""
+    own: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """In a table with a key: for each row that comes, which of the keys it has now."""
     unsent: Mapping[str, Mask] = field(default_factory=dict)
     """By column, the rows whose value, and overflow text, is that of the table's row."""
     empties: bool = False
@@ -52,6 +54,16 @@ class ColumnarChanges:
             base=self.base[~gone],
         )
 
+    def without_removed(self, counts: Ints) -> ColumnarChanges | None:
+        """Without those that went again, of a table without a key that has, and loses, so many rows
+        with each key. None: it lacks rows that were removed from its source."""
+        assert self.removals is not None
+        lacking = np.maximum(self.removals - counts, 0)
+        if not lacking.any():
+            return self
+        gone = (self.base >= 0) & (ranks(self.base) < lacking[self.base])
+        return self.without(gone) if gone.sum() == lacking.sum() else None
+
 
 def ranks(groups: Ints) -> Ints:
     """For each, the how-manieth of its group it is, from 0 on."""
@@ -62,3 +74,13 @@ def ranks(groups: Ints) -> Ints:
     found = np.empty(len(groups), dtype=np.int64)
     found[order] = np.arange(len(groups)) - np.repeat(firsts, lengths)
     return found
+
+
+def first_of_each(numbers: Ints, removals: Ints, came: tuple[Ints, Ints]) -> Mask:
+    """Of rows with these numbers, in the order of their places, those that go: as many of each
+    number as ``removals`` says, by how they ``came`` (the position of their last changes, and the
+    order of their kinds)."""
+    order = np.lexsort((came[1], came[0], numbers))
+    rank = np.empty(len(numbers), dtype=np.int64)
+    rank[order] = ranks(numbers[order])
+    return rank < removals[numbers]

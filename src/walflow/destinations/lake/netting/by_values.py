@@ -17,10 +17,10 @@ from walflow.destinations.lake.netting.overflow import texts_by_column
 from walflow.destinations.lake.table_schema import EXACT
 from walflow.model import ChangeType, TableSchema
 
-__all__ = ["net_keyless"]
+__all__ = ["net_by_values"]
 
 
-def net_keyless(log: LogRows, schema: TableSchema) -> ColumnarChanges:
+def net_by_values(log: LogRows, schema: TableSchema) -> ColumnarChanges:
     identity = identity_of_rows(schema, overflow=EXACT in log.rows.column_names)
     updates = np.flatnonzero(log.is_kind(ChangeType.UPDATE))
     deletes = log.is_kind(ChangeType.DELETE)
