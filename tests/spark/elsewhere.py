@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from walflow.config import SparkSettings
+from walflow.observe import logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,6 +173,8 @@ def main() -> None:
         stop_session,
     )
 
+    # Only the result goes to stdout.
+    logs.configure(level="warning")
     settings = SparkSettings.model_validate_json(sys.argv[1])
     folder = Path(sys.argv[2])
     spark = make_session(
