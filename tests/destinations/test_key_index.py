@@ -63,6 +63,7 @@ def test_it_finds_what_is_there(
         patch.setattr(key_index, "_MANY_ROWS", 4)
         patch.setattr(key_index, "_LOOKS", looks)
         patch.setattr(key_index, "_RARE", rare)
+        patch.setattr(key_index, "_RARE_ELSEWHERE", rare)
         for batch in batches:
             wanted: list[tuple[int | None, ...]] = list({row[: len(columns)] for row in batch})
             keys = pa.table(

@@ -128,16 +128,16 @@ def cause_of(error: BaseException) -> Cause:
         return Cause("the connection to Spark's JVM broke")
     chain = _chain(_trace(error))
     message = _message(chain) or type(error).__name__
-    told = [_PATH.sub("", thrown) for thrown in chain]
+    texts = [_PATH.sub("", thrown) for thrown in chain]
     classes = {name for thrown in chain for name in _classes(thrown)}
-    mistaken = any(_MISTAKEN.search(thrown) for thrown in told)
-    refused = bool(classes & _REFUSING) or any(_NOT_ALLOWED.search(thrown) for thrown in told)
+    mistaken = any(_MISTAKEN.search(thrown) for thrown in texts)
+    refused = bool(classes & _REFUSING) or any(_NOT_ALLOWED.search(thrown) for thrown in texts)
     return Cause(
         message[:_LONGEST],
         not_allowed=not mistaken and refused,
         mistaken=mistaken,
         unknown_user="NotAuthorizedException" in classes,
-        away=any(_AWAY.search(thrown) for thrown in told),
+        away=any(_AWAY.search(thrown) for thrown in texts),
     )
 
 

@@ -90,8 +90,8 @@ def class_archive(
 ) -> ClassArchive | None:
     """The one for this Java and these jars, beside Spark's own. None: the user has told Java what
     to share."""
-    told = [driver_options, *(os.environ.get(name, "") for name in _ENVIRONMENT)]
-    if any(option in text for option in _USERS_OPTIONS for text in told):
+    options = [driver_options, *(os.environ.get(name, "") for name in _ENVIRONMENT)]
+    if any(option in text for option in _USERS_OPTIONS for text in options):
         return None
     import pyspark
 

@@ -2,7 +2,7 @@
 
 One row a key, the last state wins. Columns whose value Postgres did not send are taken from the
 newest earlier change of the *row*, which may have had another key then; what no change of the
-stretch knows is left to the destination's row. (Of keyless tables: see net_keyless.)
+batch knows is left to the destination's row. (Of keyless tables: see net_keyless.)
 
 The frames inside hold the table's columns in a struct ``row``, so that no name of the source can
 meet one of ours.
@@ -62,7 +62,7 @@ def net_changes(
     Columns: ``_change_type`` (``upsert`` or ``delete``), ``_kind``, ``_lsn`` and ``_timestamp`` (of
     the key's last change: insert, update or delete; a row that leaves for another key is deleted
     here), ``_unchanged`` (columns whose value is that of the destination's row), ``_old`` (the key
-    of that row at the start of the stretch, with its own ``_exact``; null where it is the row's
+    of that row at the start of the batch, with its own ``_exact``; null where it is the row's
     own key), ``_exact``, and
     the table's columns. A delete has only its key (and the key's part of ``_exact``).
     """
@@ -136,7 +136,7 @@ def base_key(base: Expr, schema: TableSchema, stats: ChangeStats) -> Expr:
 def _net_by_row(
     rows: DataFrame, schema: TableSchema, stats: ChangeStats, chains: bool
 ) -> DataFrame:
-    """Follow each row through the stretch, from key to key, and collect what is known of it.
+    """Follow each row through the batch, from key to key, and collect what is known of it.
 
     A key's timeline is cut into lives: a life begins with an insert or with a row that comes from
     another key; the life before the first of these belongs to the destination's row. A row that
@@ -195,7 +195,7 @@ def _events(
     Columns: ``at`` (position), ``time``, ``kind``, ``key``, ``starts`` (a life of the key),
     ``deletes``, ``departs`` (the row goes on elsewhere; only its key is told), ``row``,
     ``unchanged``, ``exact``;
-    ``life`` (position of the life's start, null for the life that the stretch found),
+    ``life`` (position of the life's start, null for the life that the batch found),
     ``last_of_key``.
     """
     new_key, old_key = _key_of_new(schema, stats), _key_of_old(schema, stats)
@@ -272,8 +272,8 @@ def _departures(events: DataFrame) -> DataFrame:
 
 
 def _first_origins(origins: DataFrame) -> DataFrame:
-    """The same with the row's first life. Pointers are doubled each time round, so a chain of n
-    changes of key takes log n rounds."""
+    """The same with the row's first life. Pointers are doubled each time, so a chain of n
+    changes of key takes log n steps."""
     while True:
         above = origins.select(
             sf.col("start").alias("above"),
@@ -308,7 +308,7 @@ def _with_origins(events: DataFrame, origins: DataFrame) -> DataFrame:
 
 
 def _last_states(events: DataFrame, schema: TableSchema, stats: ChangeStats) -> DataFrame:
-    """One row for each row that the stretch touched and whose key nobody took over since."""
+    """One row for each row that the batch touched and whose key nobody took over since."""
     optional = sometimes_unsent(schema)
     known = {
         column.name: sf.max_by(

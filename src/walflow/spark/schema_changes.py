@@ -114,8 +114,10 @@ def _unchanged(evolution: Evolution) -> Expr:
     unsent = [c.name for c in evolution.added if c.attnum in evolution.after.unpublished]
     if unsent:
         is_update = sf.col("_change_type") == ChangeType.UPDATE.value
-        told = sf.coalesce(names, sf.array().cast("array<string>"))
-        names = sf.when(is_update, sf.concat(told, sf.array(*map(sf.lit, unsent)))).otherwise(names)
+        named = sf.coalesce(names, sf.array().cast("array<string>"))
+        names = sf.when(is_update, sf.concat(named, sf.array(*map(sf.lit, unsent)))).otherwise(
+            names
+        )
     return names
 
 

@@ -39,7 +39,7 @@ __all__ = [
     "with_base_rows",
 ]
 
-_VIEW = "walflow_round"
+_VIEW = "walflow_net_changes"
 _FILTER_FROM = "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold"
 _MOVED = "walflow: no longer in its place is a row of "
 # Errors of Spark may show the plan, and so the words above without what follows them.

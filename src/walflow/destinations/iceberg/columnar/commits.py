@@ -120,10 +120,10 @@ class IcebergTable:
             each = tasks.iterator()
             while each.hasNext():
                 task = each.next()
-                told = json.loads(parser.toJson(task))
-                if told["data-file"]["spec-id"] != self._spec_id:
+                scan_task = json.loads(parser.toJson(task))
+                if scan_task["data-file"]["spec-id"] != self._spec_id:
                     raise FallBackToSpark("it was partitioned")
-                file = _file(told, task.file().dataSequenceNumber())
+                file = _file(scan_task, task.file().dataSequenceNumber())
                 found[file.file.location] = file
         finally:
             tasks.close()
@@ -231,7 +231,7 @@ class IcebergTable:
 
     def data_file(self, file: TableFile) -> Any:
         """A data file as Iceberg's API takes it."""
-        told = {
+        fields = {
             "spec-id": self._spec_id,
             "content": "data",
             "file-path": file.file.location,
@@ -241,12 +241,12 @@ class IcebergTable:
             "record-count": file.rows,
             **file.metrics,
         }
-        return self._content_file(told)
+        return self._content_file(fields)
 
     def _delete_file(self, location: str, vector: DeletionVector) -> Any:
-        if (known := self._vectors.get(vector)) is not None:
-            return known
-        told = {
+        if (made_before := self._vectors.get(vector)) is not None:
+            return made_before
+        fields = {
             "spec-id": self._spec_id,
             "content": "position-deletes",
             "file-path": vector.location,
@@ -258,11 +258,11 @@ class IcebergTable:
             "content-offset": vector.offset,
             "content-size-in-bytes": vector.size,
         }
-        made = self._vectors[vector] = self._content_file(told)
+        made = self._vectors[vector] = self._content_file(fields)
         return made
 
-    def _content_file(self, told: Mapping[str, Any]) -> Any:
-        return self._content_file_of(self._mapper.readTree(json.dumps(told)), self._spec)
+    def _content_file(self, fields: Mapping[str, Any]) -> Any:
+        return self._content_file_of(self._mapper.readTree(json.dumps(fields)), self._spec)
 
 
 def newest_position(table: Any, snapshot_json: Callable[[Any], str]) -> Lsn | None:
@@ -275,10 +275,10 @@ def _places(table: Any, snapshot_json: Callable[[Any], str]) -> Iterator[Place]:
     snapshot = table.currentSnapshot()
     while snapshot is not None:
         # As JSON: each value that is asked for by itself is a call to the JVM.
-        told = json.loads(snapshot_json(snapshot))
-        if (place := Place.of(told.get("summary", {}))) is not None:
+        fields = json.loads(snapshot_json(snapshot))
+        if (place := Place.of(fields.get("summary", {}))) is not None:
             yield place
-        parent = told.get("parent-snapshot-id")
+        parent = fields.get("parent-snapshot-id")
         snapshot = None if parent is None else table.snapshot(parent)
 
 

@@ -29,9 +29,9 @@ _AT_ONCE = 4_000_000
 _FEW = 16
 """Of rows that are one in so many, the other columns are read where they are."""
 _MANY_ROWS = 50_000
-_RARE = 64
+_RARE, _RARE_ELSEWHERE = 8, 64
 """Of a file with so many rows, numbers that are fewer by this factor are looked up in their order:
-to look through all would take longer."""
+to look through all would take longer. The second, if the rows are in another order."""
 _LOOKS = 16
 """To put a file's rows in order takes about as long as to look through them so many times."""
 
@@ -124,9 +124,12 @@ class _Read:
     def places(self, among: Ints) -> tuple[Ints, Ints]:
         """Of the values that are among these: their places, and which one of these they are."""
         assert self.numbers is not None
+        # One after the other, they are found near each other.
+        turn = np.argsort(among)
+        among = among[turn]
         first = np.searchsorted(self.numbers, among, "left", self.order)
         counts = np.searchsorted(self.numbers, among, "right", self.order) - first
-        which = np.repeat(np.arange(len(among)), counts)
+        which = np.repeat(turn, counts)
         begins = np.cumsum(counts) - counts
         places = np.repeat(first - begins, counts) + np.arange(len(which))
         return (places if self.order is None else self.order[places]), which
@@ -226,7 +229,8 @@ class KeyIndex:
     def _is_ordered(self, read: _Read, sought: int) -> bool:
         """Whether so many values can be looked up in their order. It is made once it pays, as far
         as there is room."""
-        if read.numbers is None or sought * _RARE > len(read.numbers):
+        rare = _RARE if read.in_order else _RARE_ELSEWHERE
+        if read.numbers is None or sought * rare > len(read.numbers):
             return False
         if read.in_order or read.order is not None:
             return True

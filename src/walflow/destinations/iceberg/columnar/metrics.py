@@ -59,15 +59,19 @@ def _map(values: Mapping[int, Any]) -> dict[str, list[Any]]:
 def _bounds(type: str, found: Sequence[pq.Statistics]) -> tuple[bytes | None, bytes | None]:
     """None: there are none. Groups of nothing but nulls have no bounds of their own."""
     kind = type.partition("(")[0]
-    told = [stats for stats in found if stats.has_min_max]
-    known = len(told) == sum(stats.num_values > 0 for stats in found)
-    if not told or not known or (kind not in _FIXED and kind not in _CUT and kind != "decimal"):
+    bounded = [stats for stats in found if stats.has_min_max]
+    complete = len(bounded) == sum(stats.num_values > 0 for stats in found)
+    if (
+        not bounded
+        or not complete
+        or (kind not in _FIXED and kind not in _CUT and kind != "decimal")
+    ):
         return None, None
     if kind == "decimal":
-        numbers = [(_signed(stats.min_raw), _signed(stats.max_raw)) for stats in told]
+        numbers = [(_signed(stats.min_raw), _signed(stats.max_raw)) for stats in bounded]
         least, most = min(one for one, _ in numbers), max(one for _, one in numbers)
         return _shortest(least), _shortest(most)
-    least, most = min(stats.min_raw for stats in told), max(stats.max_raw for stats in told)
+    least, most = min(stats.min_raw for stats in bounded), max(stats.max_raw for stats in bounded)
     if kind in _FIXED:
         return _FIXED[kind](least), _FIXED[kind](most)
     return _CUT[kind](least, most)

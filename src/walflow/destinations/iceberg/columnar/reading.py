@@ -31,13 +31,13 @@ NameMapping = Mapping[int, tuple[str, ...]]
 
 def file_columns(schema: pa.Schema, ids: Iterable[int], names: NameMapping) -> dict[int, str]:
     """What the file calls the columns, as far as it has them."""
-    told = {
+    by_id = {
         int(field.metadata[FIELD_ID]): field.name
         for field in schema
         if field.metadata is not None and FIELD_ID in field.metadata
     }
-    if told:
-        return {id: told[id] for id in ids if id in told}
+    if by_id:
+        return {id: by_id[id] for id in ids if id in by_id}
     have = set(schema.names)
     called = {id: next((name for name in names.get(id, ()) if name in have), None) for id in ids}
     return {id: name for id, name in called.items() if name is not None}

@@ -78,11 +78,11 @@ def _with_known_values(events: DataFrame, schema: TableSchema, stats: ChangeStat
     known = {}
     for name, number in numbers.items():
         sent = ~sf.coalesce(sf.array_contains("unchanged", name), sf.lit(False))
-        told = sf.struct(
+        values = sf.struct(
             sf.col(f"row.{quoted(name)}").alias("value"),
             sf.try_element_at(sf.col("exact"), sf.lit(name)).alias("exact"),
         )
-        newest = sf.last(sf.when(~sf.col("gone") & sent, told), ignorenulls=True)
+        newest = sf.last(sf.when(~sf.col("gone") & sent, values), ignorenulls=True)
         known[number] = newest.over(so_far)
     events = events.withColumns(known)
     gone = sf.col("gone")

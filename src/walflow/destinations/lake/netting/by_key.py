@@ -43,9 +43,9 @@ def net_by_key(log: LogRows, schema: TableSchema) -> ColumnarChanges:
     last = _last_of_each(events)
     moment = np.sort(events.moments[last])
     arrived = (moment // 2)[moment % 2 == 1]
-    told = ~log.is_kind(ChangeType.DELETE)
-    at = arrived[told[arrived]]
-    sources, base = _sources(log, events, told, at)
+    has_row = ~log.is_kind(ChangeType.DELETE)
+    at = arrived[has_row[arrived]]
+    sources, base = _sources(log, events, has_row, at)
     rows = log.rows.select(list(schema.column_names)).take(at)
     overflow = _texts(log, at)
     unsent: dict[str, Mask] = {}
@@ -105,7 +105,7 @@ def _last_of_each(events: _Events) -> Ints:
 
 
 def _sources(
-    log: LogRows, events: _Events, told: Mask, at: Ints
+    log: LogRows, events: _Events, has_row: Mask, at: Ints
 ) -> tuple[Mapping[str, Ints], Ints]:
     """For the rows as these changes leave them: by column that some of them lack, the newest change
     of the row that tells it (-1: none does); and which of the keys the table has the row under."""
@@ -117,8 +117,8 @@ def _sources(
     keys = int(events.codes.max(initial=-1)) + 1
     found = {}
     for name, left_out in lacking.items():
-        newest = np.full(keys + len(told), -1, dtype=np.int64)
-        tells = np.flatnonzero(told & ~left_out)
+        newest = np.full(keys + len(has_row), -1, dtype=np.int64)
+        tells = np.flatnonzero(has_row & ~left_out)
         newest[rows[tells]] = tells
         found[name] = np.where(left_out[at], newest[rows[at]], at)
     # What an insert did not tell can only be known of a row that had the key before.

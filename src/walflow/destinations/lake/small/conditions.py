@@ -61,10 +61,10 @@ def _condition(column: Column, distinct: pa.Array) -> str:
     literals = _literals_of(column)
     assert literals is not None
     name = f"{TARGET}.{quoted(column.name)}"
-    told = literals(distinct.drop_null())
+    texts = literals(distinct.drop_null())
     # Of a single value Spark would make a part of the code that it compiles.
     nothing = f"cast(NULL AS {column.spark_type})"
-    one_of = f"{name} IN ({', '.join([*told, nothing])})" if told else "false"
+    one_of = f"{name} IN ({', '.join([*texts, nothing])})" if texts else "false"
     return f"({one_of} OR {name} IS NULL)" if distinct.null_count else one_of
 
 
