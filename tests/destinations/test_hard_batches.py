@@ -69,7 +69,7 @@ class EachWay:
                     patch.setattr(mirror, "is_small", lambda _: False)
                 elif way == "small":
                     # So that nothing is left to Spark in secret.
-                    patch.setattr(mirror, "merge_copies", None)
+                    patch.setattr(mirror, "merge_keyless", None)
                     patch.setattr(mirror, "net_changes", None)
                 destination.apply(changes)
         told = []
