@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from walflow.spark.conf import is_local, master_addresses
 from walflow.spark.java import Java
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["end_driver", "exit_code", "jvm_ended_error", "start_driver"]
@@ -56,7 +57,6 @@ def start_driver(
     """Start a JVM and the session in it; all that it prints goes to a file in the folder."""
     _check_reachable(conf["spark.master"])
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     if not debug:
@@ -81,9 +81,7 @@ def start_driver(
         # against where threads run.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                launch, _popen_options(None if debug else output)
-            )
+            gateway = _launched(launch, _popen_options(None if debug else output))
         except Exception as error:
             raise SparkError(
                 f"the JVM did not start: {_tail(printed) or error}",
@@ -107,6 +105,21 @@ def start_driver(
                 raise jvm_ended_error(ended) from error
             if isinstance(error, Exception):
                 raise SparkError(f"the Spark session did not start: {reason}") from error
+            raise
+
+
+def _launched(conf: SparkConf, options: Mapping[str, Any]) -> Any:
+    """The gateway to a new JVM. Made in another thread, where no Ctrl-C arrives: in the middle of
+    it, nobody would know the JVM, and so nobody would end it."""
+    from pyspark.java_gateway import launch_gateway
+
+    with ThreadPoolExecutor(1, "walflow-launch") as launching:
+        gateway = launching.submit(launch_gateway, conf, options)
+        try:
+            return gateway.result()
+        except BaseException:
+            if gateway.exception() is None:
+                _end(gateway.result().proc)
             raise
 
 

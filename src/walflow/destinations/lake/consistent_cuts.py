@@ -262,8 +262,10 @@ class ConsistentCuts:
             return None
         identifier = self._format.identifier(self.name)
         # The newest one is of the tables as they are, for as long as nothing happens to them.
+        # Times are compared as structs: as they are, Spark makes them a part of the code that it
+        # compiles, and each query would leave other classes behind.
         return spark.table(identifier).where(
-            f"kept_until > {_moment(self._clock())}"
+            f"struct(kept_until) > struct({_moment(self._clock())})"
             f" OR recorded_at = (SELECT max(recorded_at) FROM {identifier})"
         )
 
