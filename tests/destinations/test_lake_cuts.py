@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.destinations.reference import Source, copy_of, make_schema, reading_session
+from tests.destinations.test_spark_batches import GENERATING, compiled
 from walflow.config import MaintenanceSettings
 from walflow.destinations.base import ConsistentCut, CutTable
 from walflow.destinations.iceberg import IcebergFormat
@@ -53,6 +54,7 @@ class Shop:
         folder: Path,
         maintenance: MaintenanceSettings,
         clock: Callable[[], float] = time.time,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.spark = spark
         self.sources = []
@@ -61,6 +63,7 @@ class Shop:
             schema = make_schema({"id": "bigint", "n": "int"}, ["id"], name)
             self.sources.append(Source(schema, folder / name))
         self.format = IcebergFormat(str(folder / "lake"))
+        self.format.session_conf = {**self.format.session_conf, **(conf or {})}
         self.destination = LakeDestination(
             spark,
             self.format,
@@ -196,3 +199,22 @@ def test_cuts_that_are_past_go_and_their_versions_too(
     assert versions[-1].position == shop.sources[0].position
     assert versions[0].committed > datetime.now(UTC) - timedelta(days=1)
     shop.destination.shutdown()
+
+
+@pytest.mark.spark
+def test_maintenance_compiles_nothing_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """As it comes every minute, a pipeline would otherwise take more and more memory."""
+    now = [time.time()]
+    often = MaintenanceSettings(interval_seconds=1, keep_snapshots_seconds=1, keep_snapshots=1)
+    shop = Shop(spark, tmp_path, often, lambda: now[0], GENERATING)
+    seen = []
+    for number in range(6):
+        for batch in (1, 2):
+            shop.batch(2 * number + batch)
+            shop.record()
+            now[0] += 1
+        now[0] += 70
+        for source in shop.sources:
+            shop.destination.maintain(source.schema)
+        seen.append(compiled(spark))
+    assert 0 < seen[2] == seen[-1]

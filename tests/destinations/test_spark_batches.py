@@ -9,13 +9,10 @@ import pytest
 
 from walflow.bench.bare_merge import counted_jobs
 from walflow.bench.hard_batches import KINDS, HardTable
-from walflow.destinations.base import ConsistentCut, TableCopy
+from walflow.destinations.base import TableCopy
 from walflow.destinations.iceberg import IcebergFormat
 from walflow.destinations.lake import LakeDestination, Owner
-from walflow.destinations.lake.consistent_cuts import ConsistentCuts
-from walflow.destinations.lake.engines import Engines
-from walflow.destinations.lake.sessions import lake_session
-from walflow.model import Lsn, TableName
+from walflow.model import Lsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,24 +60,3 @@ def test_a_hard_batch(
         assert counted_jobs(spark, batch).jobs <= 2
     assert compiled(spark) == before
     destination.shutdown()
-
-
-def test_what_is_asked_of_cuts_is_compiled_once(spark: SparkSession, tmp_path: Path) -> None:
-    now = [1_800_000_000.0]
-    format = IcebergFormat(str(tmp_path / "lake"))
-    format.session_conf = {**format.session_conf, **GENERATING}
-    owner = Owner("bench", "bench")
-    cuts = ConsistentCuts(format, Engines(format), owner, 900, clock=lambda: now[0])
-    session = lake_session(spark, format.session_conf)
-    assert cuts.record(session, ConsistentCut(Lsn(1), Lsn(2), None, ()))
-
-    def ask() -> None:
-        now[0] += 1.5
-        assert not cuts.needed(session, TableName("public", "t"))
-
-    ask()
-    before = compiled(spark)
-    assert before > 0
-    for _ in range(3):
-        ask()
-    assert compiled(spark) == before

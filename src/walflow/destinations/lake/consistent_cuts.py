@@ -266,7 +266,8 @@ class ConsistentCuts:
         # compiles, and each query would leave other classes behind.
         return spark.table(identifier).where(
             f"struct(kept_until) > struct({_moment(self._clock())})"
-            f" OR recorded_at = (SELECT max(recorded_at) FROM {identifier})"
+            " OR named_struct('at', recorded_at) ="
+            f" (SELECT named_struct('at', max(recorded_at)) FROM {identifier})"
         )
 
 
